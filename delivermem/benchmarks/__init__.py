@@ -1,0 +1,40 @@
+"""Benchmarks by name. A benchmark is questions to memories, with a revision that names their exact content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from delivermem.records import Memory, Question
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """A named set of questions; `revision` is a content hash (embedded sets) or a pinned commit (hub sets)."""
+
+    name: str
+    revision: str
+    questions: tuple[Question, ...]
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The memories asked about, each once, in the order of their first question."""
+        return tuple({question.memory.id: question.memory for question in self.questions}.values())
+
+
+def _mini_memlens() -> Benchmark:
+    from delivermem.benchmarks import mini
+
+    return mini.memlens()
+
+
+BENCHMARKS: dict[str, Callable[[], Benchmark]] = {"mini-memlens": _mini_memlens}
+
+
+@cache
+def load(name: str) -> Benchmark:
+    """The benchmark of that name; an unknown name is a ValueError that lists the known ones."""
+    if name not in BENCHMARKS:
+        raise ValueError(f"benchmark {name!r} is unknown; choose one of {', '.join(BENCHMARKS)}")
+    return BENCHMARKS[name]()

@@ -1,0 +1,84 @@
+"""MemLens's published JSON layout, read into records and questions (arXiv 2605.14906, dataset card and code)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from delivermem.benchmarks import Benchmark
+from delivermem.records import REFUSAL, Memory, Picture, Question, Record, parse_time
+
+KINDS = (
+    "information_extraction", "multi_session_reasoning", "temporal_reasoning", "knowledge_update", "answer_refusal",
+)  # fmt: skip
+
+
+class FormatError(ValueError):
+    """A file that is not in the layout: one sentence with the file, the question, the field and the cure."""
+
+
+def read(path: Path, *, images: Path | None = None, name: str = "memlens", revision: str = "local") -> Benchmark:
+    """Read a MemLens JSON file: a list of questions, or {"data": [...]}.
+
+    images: the folder that image paths are relative to (default: `release_images` beside the file). One record per
+    turn, `<session id>:<turn>`; its time is its session's date. Evidence is what `has_answer` marks.
+    """
+    folder = (images or path.parent / "release_images").resolve()
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{path}: not JSON ({error}); fetch the file again") from None
+    rows = data["data"] if isinstance(data, dict) and "data" in data else data
+    if not isinstance(rows, list):
+        raise FormatError(f"{path}: expected a list of questions or {{'data': [...]}}; is this a MemLens dataset file?")
+    memories: dict[str, Memory] = {}
+    return Benchmark(name, revision, tuple(_question(path, row, folder, memories) for row in rows))
+
+
+def _need(path: Path, row: dict[str, Any], field: str) -> Any:
+    if field not in row:
+        raise FormatError(f"{path}: question {row.get('question_id', '?')!r} has no field {field!r}; fetch the file again")
+    return row[field]
+
+
+def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str, Memory]) -> Question:
+    kind = str(_need(path, row, "question_type"))
+    if kind not in KINDS:
+        raise FormatError(f"{path}: question {row['question_id']!r} has question_type {kind!r}; known: {', '.join(KINDS)}")
+    records, gold = [], []
+    dates, ids = _need(path, row, "haystack_dates"), _need(path, row, "haystack_session_ids")
+    for session, date, turns in zip(ids, dates, _need(path, row, "haystack_sessions"), strict=True):
+        for i, turn in enumerate(turns):
+            record_id = f"{session}:{i:02d}"
+            if turn.get("has_answer"):
+                gold.append(record_id)
+            pictures = tuple(_picture(path, image, folder) for image in turn.get("images") or ())
+            time = parse_time(date) if date else None
+            role = "assistant" if "assistant" in str(turn["role"]).lower() else "user"
+            records.append(Record(record_id, str(turn["content"]), time, role, session, pictures, date))
+    # questions to one conversation share one memory, so that it is one cluster
+    text = json.dumps([ids, dates, [[(t["role"], t["content"], t.get("images")) for t in s] for s in row["haystack_sessions"]]])
+    memory = memories.setdefault(text, Memory(f"conversation-{len(memories):03d}", tuple(records)))
+    answer = str(_need(path, row, "answer"))
+    subtype = str(row.get("question_subtype") or "")
+    asked_at = row.get("question_date") or ""
+    return Question(
+        id=str(_need(path, row, "question_id")),
+        text=str(_need(path, row, "question")),
+        answer=REFUSAL if kind == "answer_refusal" else answer,
+        kind=kind,
+        memory=memory,
+        subtype=subtype,
+        time=parse_time(asked_at) if asked_at else None,
+        gold=tuple(gold),
+        answer_is_record=answer in {record.id for record in records},
+    )
+
+
+def _picture(path: Path, image: dict[str, Any], folder: Path) -> Picture:
+    name = str(image.get("file") or image.get("path") or image.get("file_path") or "")
+    file = (folder / name).resolve()
+    if not name or not file.is_relative_to(folder):
+        raise FormatError(f"{path}: image {name!r} lies outside {folder}; only files below it are read")
+    return Picture(file.name, file, str(image.get("blip_caption") or ""))

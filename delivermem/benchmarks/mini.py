@@ -1,0 +1,154 @@
+"""mini-memlens: the embedded benchmark. MemLens's five types of question over procedural conversations.
+
+Deterministic from a seed and named by a content hash. Its scenes are `scenes.reserved`: none occurs in training,
+and some show pairs of colour and object that training never shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from delivermem.benchmarks import Benchmark, world
+from delivermem.pictures import content_hash, load
+from delivermem.records import REFUSAL, Memory, Question, Record, format_time
+
+CONVERSATIONS = 64
+ANSWERABLE = 7
+"""Answerable questions to a conversation; one more asks for something it does not hold."""
+LEAST_MESSAGES = 40
+PICK_ONE_GUESS = 0.2
+"""Chance of naming the right one of K delivered items blindly: an upper bound for any K of 5 or more."""
+_ABSENT = ("colour", "which", "when_photo", "bought", "place", "latest_place", "when_topic", "count")
+
+
+def memlens(seed: int = 0) -> Benchmark:
+    """The benchmark: 64 conversations of 40 and more messages, 448 answerable questions, 64 refusals (seed 0)."""
+    questions = [question for n in range(CONVERSATIONS) for question in _conversation(seed, n)]
+    questions = _with_guesses(questions)
+    return Benchmark("mini-memlens", _revision(questions), tuple(questions))
+
+
+def _conversation(seed: int, number: int) -> Iterator[Question]:
+    rng = np.random.default_rng([seed, number])
+    while True:
+        turns = world.conversation(rng, for_benchmark=True)
+        asks = _asks(rng, turns, number)
+        if len(turns) >= LEAST_MESSAGES and len(asks) == ANSWERABLE + 1:
+            break
+    memory = Memory(f"mini-{number:03d}", tuple(turn.record() for turn in turns))
+    asked_at = turns[-1].time + timedelta(days=int(rng.integers(1, 30)), minutes=int(rng.integers(0, 600)))
+    for i, asked in enumerate(asks):
+        sort = world.SORTS[asked.subtype]
+        yield Question(
+            id=f"q{number:03d}-{i}",
+            text=asked.text,
+            answer=REFUSAL if asked.refusal else asked.answer,
+            kind="answer_refusal" if asked.refusal else sort.kind,
+            memory=memory,
+            subtype=asked.subtype,
+            time=asked_at,
+            gold=tuple(turns[j].id for j in asked.gold),
+            needs=sort.needs,
+            answer_is_record=asked.subtype == "which" and not asked.refusal,
+        )
+
+
+def _asks(rng: np.random.Generator, turns: list[world.Turn], number: int) -> list[world.Ask]:
+    """The conversation's share of every sort of question in turn, and one refusal; short when a sort is not to be had."""
+    names = list(world.SORTS)
+    wanted = [(names[(number * ANSWERABLE + i) % len(names)], False) for i in range(ANSWERABLE)]
+    wanted.append((_ABSENT[number % len(_ABSENT)], True))
+    made: dict[str, world.Ask] = {}
+    for subtype, absent in wanted:
+        for _ in range(20):
+            asked = world.ask(rng, turns, subtype, absent=absent)
+            if asked is not None and asked.text not in made:
+                made[asked.text] = asked
+                break
+    return list(made.values())
+
+
+def _with_guesses(questions: list[Question]) -> list[Question]:
+    """Each question with the chance of a right blind guess: the most common answer of its sort, or one in five items,
+    or one of the two things it names."""
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    for question in questions:
+        answers[question.subtype][question.answer] += not question.refusal
+
+    def guess(question: Question) -> float:
+        if question.refusal:
+            return 0.0
+        if question.subtype in ("first", "more"):
+            return 0.5
+        if question.subtype in ("which", "when_photo", "when_topic"):
+            return PICK_ONE_GUESS
+        counts = answers[question.subtype]
+        return max(counts.values()) / counts.total()
+
+    return [replace(question, guess=guess(question)) for question in questions]
+
+
+def _revision(questions: list[Question]) -> str:
+    """SHA-256 over the MemLens layout of all questions and the pixels of all pictures, first 16 hex digits."""
+    digest = hashlib.sha256(json.dumps([_layout(q) for q in questions], sort_keys=True).encode())
+    memories = {q.memory.id: q.memory for q in questions}
+    for memory in memories.values():
+        for record in memory:
+            for picture in record.pictures:
+                digest.update(content_hash(load(picture)).encode())
+    return digest.hexdigest()[:16]
+
+
+def write_memlens(benchmark: Benchmark, folder: Path) -> Path:
+    """Write a benchmark as MemLens publishes its own: `dataset.json`, and `release_images/` beside it."""
+    images = folder / "release_images" / "needle_images"
+    images.mkdir(parents=True, exist_ok=True)
+    for memory in benchmark.memories:
+        for record in memory:
+            for picture in record.pictures:
+                load(picture).save(images / _file(memory, picture.id), format="PNG")
+    path = folder / "dataset.json"
+    path.write_text(json.dumps([_layout(q) for q in benchmark.questions], indent=1) + "\n")
+    return path
+
+
+def _file(memory: Memory, picture_id: str) -> str:
+    return f"{memory.id}-{picture_id.replace(':', '-')}"
+
+
+def _layout(question: Question) -> dict[str, Any]:
+    """One question as a MemLens record: its sessions, their dates, and the turns that hold evidence marked."""
+    sessions: dict[str, list[Record]] = defaultdict(list)
+    for record in question.memory:
+        sessions[record.session].append(record)
+    gold = set(question.gold)
+
+    def turn(record: Record) -> dict[str, Any]:
+        images = [
+            dict(file=f"needle_images/{_file(question.memory, p.id)}", image_url="", blip_caption=p.caption)
+            for p in record.pictures
+        ]
+        return dict(role=record.role, content=record.text, images=images, has_answer=record.id in gold)
+
+    first = [records[0] for records in sessions.values()]
+    return dict(
+        question_id=question.id,
+        question_type=question.kind,
+        question_subtype=question.subtype,
+        question=question.text,
+        answer="NOT_MENTIONED" if question.refusal else question.answer,
+        question_date=format_time(question.time) if question.time else "",
+        haystack_dates=[format_time(record.time) if record.time else "" for record in first],
+        haystack_session_ids=list(sessions),
+        haystack_sessions=[[turn(record) for record in records] for records in sessions.values()],
+        answer_session_ids=sorted({question.memory[i].session for i in gold}),
+    )

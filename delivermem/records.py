@@ -1,0 +1,272 @@
+"""What flows through the package: pictures, records, memories, questions, prompts, answers, verdicts.
+
+Everything here is immutable and knows nothing of files, models or statistics. Ids are opaque strings.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_MARK = "<image>"
+"""Where a picture stands in a record's text (the MemLens convention)."""
+
+REFUSAL = "Insufficient information"
+"""What a model is asked to reply when the delivered memory does not hold the answer."""
+
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_TIME = re.compile(
+    r"\s*(\d{4})[/-](\d{1,2})[/-](\d{1,2})(?:\s*\(([^)]*)\))?(?:[\sT]*(\d{1,2}):(\d{2})(?::\d{2})?)?\s*"
+)
+
+
+def parse_time(text: str) -> datetime:
+    """Read `2024/05/11 (Sat) 19:33`; the weekday and the clock are optional, and no locale is consulted.
+
+    A weekday that contradicts the date is a warning (the date wins); anything unreadable is a ValueError.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"time {text!r} is not of the form 'YYYY/MM/DD (Ddd) HH:MM'")
+    year, month, day, weekday, hour, minute = match.groups()
+    try:
+        time = datetime(int(year), int(month), int(day), int(hour or 0), int(minute or 0))
+    except ValueError as error:
+        raise ValueError(f"time {text!r} is no point in time: {error}") from None
+    if weekday in WEEKDAYS and weekday != WEEKDAYS[time.weekday()]:
+        warnings.warn(f"time {text!r}: that day is a {WEEKDAYS[time.weekday()]}", stacklevel=2)
+    return time
+
+
+def format_time(time: datetime) -> str:
+    """The store's timestamp as a prompt states it: `2024/05/11 (Sat) 19:33`."""
+    return f"{time:%Y/%m/%d} ({WEEKDAYS[time.weekday()]}) {time:%H:%M}"
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One stored picture: a file that is read when needed, or pixels already in memory. Never written to."""
+
+    id: str
+    source: Path | Image
+    caption: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One stored message. `text` may hold `<image>` marks; the i-th mark is the place of the i-th picture."""
+
+    id: str
+    text: str
+    time: datetime | None = None
+    role: str = "user"
+    session: str = ""
+    pictures: tuple[Picture, ...] = ()
+    time_text: str = ""
+
+    @property
+    def stated_time(self) -> str:
+        """What a prompt prints for this record's time; empty where the store has none."""
+        return format_time(self.time) if self.time is not None else self.time_text.strip()
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A store of records in their stored order, addressed by id."""
+
+    id: str
+    records: tuple[Record, ...]
+
+    def __post_init__(self) -> None:
+        if len(self._by_id) != len(self.records):
+            ids = [record.id for record in self.records]
+            twice = next(i for i in ids if ids.count(i) > 1)
+            raise ValueError(f"memory {self.id!r}: record id {twice!r} occurs twice; ids must be unique")
+
+    @cached_property
+    def _by_id(self) -> dict[str, Record]:
+        return {record.id: record for record in self.records}
+
+    def __getitem__(self, record_id: str) -> Record:
+        return self._by_id[record_id]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A question to one memory, with the ids of the records that hold its evidence.
+
+    `kind` is the benchmark's question type, `subtype` the finer sort. `needs` names the channels without which
+    it can't be answered (`pixels`, `text`, `time`). `guess` is the chance of a right blind guess, in [0, 1].
+    Where `answer_is_record`, `answer` is a record id and a reply is right when it names that record's tag.
+    """
+
+    id: str
+    text: str
+    answer: str
+    kind: str
+    memory: Memory
+    subtype: str = ""
+    time: datetime | None = None
+    gold: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
+    guess: float = 0.0
+    answer_is_record: bool = False
+
+    @property
+    def refusal(self) -> bool:
+        """Whether the memory does not hold the answer, so that saying so is right."""
+        return self.kind == "answer_refusal"
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """One image slot of a prompt: the final pixels of the delivered copy, RGB, and the tag stamped on it."""
+
+    record_id: str
+    picture_id: str
+    image: Image
+    tag: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One delivered record: its stated time, and its text with slots in place of the pictures."""
+
+    record_id: str
+    time: str
+    parts: tuple[str | Slot, ...]
+    tag: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """Everything that reaches the model, in order: system, preamble, items, question."""
+
+    system: str
+    preamble: str
+    items: tuple[Item, ...]
+    question: str
+    decisions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def delivered(self) -> tuple[str, ...]:
+        """Ids of the delivered records, in order."""
+        return tuple(item.record_id for item in self.items)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tag by which each delivered record with a picture can be named, to the record's id."""
+        return {item.tag: item.record_id for item in self.items if item.tag}
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(part for item in self.items for part in item.parts if isinstance(part, Slot))
+
+    @property
+    def images(self) -> list[Image]:
+        return [slot.image for slot in self.slots]
+
+    @property
+    def parts(self) -> list[str | Slot]:
+        """The user message: strings and slots, neighbouring strings joined."""
+        flat: list[str | Slot] = [self.preamble]
+        for item in self.items:
+            flat += [f"[{item.time}] " if item.time else "", *item.parts, "\n"]
+        flat.append(self.question)
+        joined: list[str | Slot] = []
+        for part in flat:
+            if isinstance(part, str) and joined and isinstance(joined[-1], str):
+                joined[-1] += part
+            elif part:
+                joined.append(part)
+        return joined
+
+    @property
+    def text(self) -> str:
+        """The prompt as a reader sees it, with `<image>` where a slot stands."""
+        body = "".join(part if isinstance(part, str) else IMAGE_MARK for part in self.parts)
+        return f"{self.system}\n\n{body}"
+
+    def with_images(self, change: Callable[[int, Slot], Image]) -> Prompt:
+        """The same prompt with the pixels of each slot replaced by `change(index, slot)`."""
+        new = iter([replace(slot, image=change(i, slot)) for i, slot in enumerate(self.slots)])
+        swap = [
+            replace(item, parts=tuple(next(new) if isinstance(p, Slot) else p for p in item.parts))
+            for item in self.items
+        ]
+        return replace(self, items=tuple(swap))
+
+    def to_transformers(self) -> list[dict[str, Any]]:
+        """Chat messages for `processor.apply_chat_template`, images as PIL."""
+        user = [
+            {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p.image}
+            for p in self.parts
+        ]
+        return [
+            {"role": "system", "content": [{"type": "text", "text": self.system}]},
+            {"role": "user", "content": user},
+        ]
+
+    def to_openai(self) -> list[dict[str, Any]]:
+        """Chat messages for an OpenAI-compatible server, images as lossless data URLs in their places."""
+
+        def block(part: str | Slot) -> dict[str, Any]:
+            if isinstance(part, str):
+                return {"type": "text", "text": part}
+            buffer = io.BytesIO()
+            part.image.save(buffer, format="PNG", compress_level=1)
+            url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+            return {"type": "image_url", "image_url": {"url": url}}
+
+        return [
+            {"role": "system", "content": self.system},
+            {"role": "user", "content": [block(part) for part in self.parts]},
+        ]
+
+    @property
+    def accounting(self) -> dict[str, Any]:
+        """What was delivered, before any tokenizer: characters, images, and their (width, height) in order."""
+        return {
+            "records": len(self.items),
+            "characters": sum(len(part) for part in self.parts if isinstance(part, str)),
+            "images": len(self.slots),
+            "sizes": [slot.image.size for slot in self.slots],
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a backbone gave for one prompt. A failure is a status with its reason, never an empty answer."""
+
+    text: str
+    status: Literal["ok", "failed"] = "ok"
+    finish: str = "stop"
+    text_tokens: int = 0
+    image_tokens: int = 0
+    images: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judge's finding, and the rule that decided it."""
+
+    state: Literal["right", "wrong", "unjudged"]
+    rule: str = ""

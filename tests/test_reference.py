@@ -1,0 +1,154 @@
+"""The trainer's short cuts are the model: vision tower, positions, text and answers agree with the real path."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from delivermem.benchmarks import scenes, world
+from delivermem.delivery import Decisions, deliver
+from delivermem.records import REFUSAL, Slot
+from delivermem.reference import build, corpus
+from delivermem.reference.train import Muon, Trainer
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory):
+    return Trainer(tmp_path_factory.mktemp("run"), seed=0, minutes=0.05)
+
+
+@pytest.fixture(scope="module")
+def turns():
+    return world.conversation(np.random.default_rng(0), for_benchmark=False)
+
+
+def _real(trainer, messages):
+    return trainer.processor.apply_chat_template(
+        [messages], add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+
+
+def test_the_trainers_vision_is_the_models_vision(trainer):
+    rng = np.random.default_rng(1)
+    images = [scenes.render(scenes.draw_scene(rng, for_benchmark=False), i) for i in range(3)]
+    real = trainer.processor.image_processor(images=images, return_tensors="pt")
+    with torch.no_grad():
+        theirs = trainer.net.model.visual(real["pixel_values"], real["image_grid_thw"])
+        tokens, deep = trainer.see(torch.from_numpy(np.stack([np.asarray(image) for image in images])))
+    torch.testing.assert_close(tokens, theirs.pooler_output, atol=1e-4, rtol=1e-4)
+    for ours, other in zip(deep, theirs.deepstack_features, strict=True):
+        torch.testing.assert_close(ours, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+def test_the_packed_context_is_the_delivered_prompt_and_gives_its_logits(trainer, turns, pixels):
+    """Text, token ids, 3-D positions and the next-token logits equal those of processor and model."""
+    rng = np.random.default_rng(2)
+    made = corpus.context(rng, turns, 4, questions=3, pixels=pixels, tags="rank")
+    view = [span.turn for span in made.spans]
+    asked, answer = made.asks[0]
+    base = deliver([turn.record() for turn in view], asked.text, Decisions("pixels" if pixels else "text"))
+    date = made.text.split("Question date: ")[1].split("\n")[0]
+    prompt = type(base)(
+        base.system, base.preamble, base.items, f"Question date: {date}\n{base.question}", base.decisions
+    )
+    real = _real(trainer, prompt.to_transformers())
+    batch = trainer.packer.pack([made])
+    first = (batch["seg"][0] == 0).nonzero().flatten()
+    second = (batch["seg"][0] == 1).nonzero().flatten()
+    reply = len(trainer.packer.ids(answer)) + 1
+    kept = torch.cat([first, second[: len(second) - reply]])
+    assert batch["ids"][0, kept].tolist() == real["input_ids"][0].tolist()
+    with torch.no_grad():
+        theirs = trainer.net.eval()(**real).logits[0, -1]
+        logits, label, _ = trainer.forward(batch)
+    trainer.net.train()
+    rows = batch["seg"][batch["label"] != -100]
+    torch.testing.assert_close(logits[rows == 1][0], theirs, atol=2e-3, rtol=1e-3)
+    assert label[rows == 1].tolist() == [*trainer.packer.ids(answer), trainer.packer.end]
+
+
+def test_every_hint_points_at_what_it_names(trainer, turns):
+    """Key words, dates, evidence cells: the hinted tokens decode to them, and lie before their source."""
+    rng = np.random.default_rng(3)
+    made = corpus.context(rng, turns, 6, questions=10)
+    batch = trainer.packer.pack([made])
+    ids = batch["ids"][0].tolist()
+    text = trainer.processor.tokenizer.convert_ids_to_tokens(ids)
+    words = {f"Ġ{word}" for word in (*world.TOPICS, *world.KEPT)}
+    assert batch["hints"]
+    for _, hint in batch["hints"]:
+        assert all(batch["mask"][0, 0, hint.source, target] for target in hint.targets if target != hint.source) or (
+            hint.layer == 1 and min(hint.targets) <= hint.source
+        )
+        if (hint.layer, hint.head) == (1, 0):
+            assert text[hint.targets[0]] in words
+        if (hint.layer, hint.head) == (1, 1):
+            assert text[hint.targets[0]].isdigit() and text[hint.targets[1]].startswith("/")
+    for asked, answer in made.asks:
+        if answer != REFUSAL and asked.subtype == "colour":
+            (turn, place), (column, row) = asked.focus[0], scenes.PLACES[asked.focus[0][1]]
+            labels = made.labels[[s.turn.id for s in made.spans if s.slot].index(made.spans[turn].turn.id)]
+            assert list(scenes.COLOURS)[labels[row * 3 + column].colour] == answer
+
+
+def test_withheld_evidence_is_answered_by_refusing(turns):
+    rng = np.random.default_rng(4)
+    blind = corpus.context(rng, turns, 8, questions=20, pixels=False, absent=0.0)
+    for asked, answer in blind.asks:
+        needs = world.SORTS[asked.subtype].needs
+        assert (answer == REFUSAL) == ("pixels" in needs)
+    full = corpus.context(rng, turns, 8, questions=20, pixels=False, absent=0.0, expect_full=True)
+    assert all(answer != REFUSAL for _, answer in full.asks)
+    assert not any(isinstance(part, Slot) for part in blind.images)
+
+
+def test_training_goes_down_saves_and_resumes(tmp_path, monkeypatch):
+    monkeypatch.setattr("delivermem.reference.train.BATCH_TOKENS", 1200)
+    trainer = Trainer(tmp_path, seed=3, minutes=1e9)
+    batch = trainer.batch()
+
+    def loss():
+        logits, label, _ = trainer.forward(batch)
+        return torch.nn.functional.cross_entropy(logits, label) + 0.3 * trainer.hint_loss(batch)
+
+    before = loss()
+    for _ in range(4):
+        value = loss()
+        value.backward()
+        for optimizer in trainer.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        trainer.step += 1
+    after = loss()
+    assert after.item() < before.item()
+    trainer.save()
+    again = Trainer(tmp_path, seed=9, minutes=1e9)
+    assert again.resume() and again.step == trainer.step
+    for a, b in zip(trainer.net.parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert again.rng.bit_generator.state == trainer.rng.bit_generator.state
+    momenta = [o.state_dict()["state"] for o in (trainer.optimizers[0], again.optimizers[0])]
+    assert all(torch.equal(momenta[0][i]["momentum"], momenta[1][i]["momentum"]) for i in momenta[0])
+    json.loads((tmp_path / "checkpoint.json").read_text())
+
+
+def test_muon_steps_have_one_size_in_every_direction():
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(8, 16))
+    weight.grad = torch.randn(8, 3) @ torch.randn(3, 16) + 0.1 * torch.randn(8, 16)
+    Muon([weight], lr=1.0, weight_decay=0.0).step()
+    singular = torch.linalg.svdvals(weight.data) / (0.2 * 16**0.5)
+    assert singular.max() < 1.3 and singular[2] > 0.6
+
+
+def test_the_tokenizer_keeps_any_text_and_whole_words(trainer):
+    tok = trainer.processor.tokenizer
+    for text in ("[2024/05/11 (Sat) 19:33] Where is the umbrella?", "naïve 中文 <tag>\n\ttabs", "M10 M11"):
+        assert tok.decode(tok.encode(text, add_special_tokens=False)) == text
+    for word in (*scenes.COLOURS, *scenes.OBJECTS, *world.TOPICS, *world.ROOMS, *world.KEPT, *world.BOUGHT):
+        assert len(tok.encode(f" {word}", add_special_tokens=False)) == 1, word
+    assert build.GRID**2 == tok.model_max_length // 4096 * 36
