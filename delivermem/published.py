@@ -6,9 +6,10 @@ and `n` the whole numbers behind it, where known, so that value = 100 count / n 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from delivermem.runs import data_dir
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,9 +73,7 @@ def _refuse(path: Path, rows: pd.DataFrame, rule: str) -> None:
 
 
 def _folder() -> Path:
-    """`published` in the folder named by DELIVERMEM_DATA, or else in the repository's `data`."""
-    named = os.environ.get("DELIVERMEM_DATA")
-    folder = (Path(named) if named else Path(__file__).resolve().parents[1] / "data") / "published"
+    folder = data_dir() / "published"
     if not folder.is_dir():
         raise PublishedError(f"no folder {folder}; set DELIVERMEM_DATA to the repository's data folder")
     return folder

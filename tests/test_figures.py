@@ -129,8 +129,9 @@ def png(fig):
 # --- decomposition
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize(
+    ("case", "values"), [*(("ordinary", values) for values in VALUES), *((case, "widest") for case in CASES)]
+)
 def test_decomposition_shows_the_table(case, values):
     table = terms_table(case, values)
     fig = figures.decomposition(table, paper=published.paper())

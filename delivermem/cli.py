@@ -1,0 +1,153 @@
+"""The command line: `delivermem run | status | figures | verify`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+Outputs = Annotated[Path | None, typer.Option(help="Folder of answers; default: data/outputs of this clone.")]
+
+
+def _refuse(error: Exception, code: int = 2) -> NoReturn:
+    """One sentence on stderr and an exit status: 2 for bad input, 1 for what failed while running."""
+    typer.echo(f"delivermem: {error}", err=True)
+    raise typer.Exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from delivermem import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    """Retrieved but not delivered: measure what of a memory reaches the model."""
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="decomposition")],
+    benchmark: Annotated[str, typer.Option()] = "mini-memlens",
+    backbone: Annotated[
+        str, typer.Option(help="A folder in data/models, a path, or owner/name@revision.")
+    ] = "tiny-qwen3-vl",
+    conditions: Annotated[str, typer.Option(help="Some of the conditions, by commas.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N questions only.")] = None,
+    k: Annotated[int | None, typer.Option(min=1, help="Records delivered per question.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 16,
+    outputs: Outputs = None,
+    fresh: Annotated[bool, typer.Option(help="Ask again, whatever is cached.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Say what is missing; load no model.")] = False,
+) -> None:
+    """Answer what is missing of EXPERIMENT; a second run makes no model call."""
+    from delivermem import backbones, benchmarks, experiments, runs
+
+    names = [name.strip() for name in conditions.split(",") if name.strip()] or None
+    try:
+        arms = experiments.chosen(experiments.find(experiment), names)
+        data = benchmarks.load(benchmark)
+        model = backbones.load(backbone, batch_size=batch_size)
+        if dry_run:
+            root = (outputs or runs.data_dir() / "outputs") / benchmark / model.name
+            k = k or experiments.DEFAULT_K.get(benchmark, 10)
+            plans = list(experiments.plan(data, arms, model.identity, k=k, limit=limit))
+            lines = [line for arm in arms for line in runs.read(root / f"{arm.name}.jsonl")]
+            held = {(line["condition"], line["key"]) for line in lines if line["status"] == "ok"}
+            missing = sum((p.condition.name, p.line["key"]) not in held for p in plans)
+            typer.echo(f"{len(plans)} answers at K = {k}: {len(plans) - missing} cached, {missing} to be had")
+            return
+        experiments.run(
+            experiment,
+            benchmark=benchmark,
+            backbone=model,
+            conditions=names,
+            limit=limit,
+            k=k,
+            outputs=outputs,
+            fresh=fresh,
+            say=_say,
+        )
+    except (ValueError, OSError) as error:
+        _refuse(error)
+
+
+def _say(text: str) -> None:
+    typer.echo(text)
+    sys.stdout.flush()
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list instead of a table.")] = False,
+    outputs: Outputs = None,
+) -> None:
+    """The answers at hand, by benchmark, backbone and condition."""
+    from delivermem import runs
+
+    try:
+        rows = runs.status(outputs)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    elif not rows:
+        typer.echo("no answers yet; make them with: delivermem run decomposition")
+    else:
+        _table(rows)
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    cells = [names, *[[str(row[name]) for name in names] for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
+    for row in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command()
+def figures(numbers: Annotated[list[str] | None, typer.Argument(help="Notebook numbers; default: all.")] = None) -> None:
+    """Execute the notebooks from the cached answers: figures, tables and numbers anew."""
+    from delivermem import notebooks
+
+    try:
+        paths = notebooks.find(numbers or ())
+    except ValueError as error:
+        _refuse(error)
+    for path in paths:
+        started = time.monotonic()
+        try:
+            notebooks.execute(path)
+        except notebooks.NotebookError as error:
+            _refuse(error, 1)
+        _say(f"{path.name}: {time.monotonic() - started:.0f} s")
+
+
+@app.command()
+def verify(outputs: Outputs = None) -> None:
+    """Check every cached answer against its key, its prompt and the manifest; exit 1 if anything is off."""
+    from delivermem import runs
+    from delivermem.verify import verify as check
+
+    try:
+        problems = check(outputs)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    for problem in problems:
+        typer.echo(problem)
+    if problems:
+        raise typer.Exit(1)
+    count = sum(row["answers"] for row in runs.status(outputs))
+    typer.echo(f"{count} answers verified")
+
+
+if __name__ == "__main__":
+    app()

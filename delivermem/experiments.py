@@ -1,0 +1,236 @@
+"""The named grids of conditions, as plain data, and the one runner that answers them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delivermem import benchmarks, judges, retrieval, runs
+from delivermem.backbones import Backbone
+from delivermem.delivery import DELIVERMEM, Decisions, deliver
+from delivermem.pictures import PictureError
+from delivermem.records import Answer, Prompt, Question
+
+TEXT_ONLY = Decisions(modality="text")
+DEFAULT_K = {"mini-memlens": 10}
+"""Records delivered per question where nothing else is said: the paper's 10 on MemLens."""
+CHUNK = 64
+"""Prompts drawn at a time: what is held in memory."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One arm: which records are retrieved, and how they are delivered."""
+
+    name: str
+    ranker: str
+    decisions: Decisions = DELIVERMEM
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    conditions: tuple[Condition, ...]
+
+
+EXPERIMENTS = {
+    "decomposition": Experiment(
+        "decomposition",
+        (
+            Condition("gold-pixels", "gold"),
+            Condition("gold-text", "gold", TEXT_ONLY),
+            Condition("bm25-pixels", "bm25"),
+            Condition("bm25-text", "bm25", TEXT_ONLY),
+            Condition("recent-pixels", "recent"),
+            Condition("random-pixels", "random"),
+        ),
+    ),
+}
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name; an unknown one is a ValueError that lists the known."""
+    if name not in EXPERIMENTS:
+        raise ValueError(f"experiment {name!r} is unknown; choose one of {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def chosen(experiment: Experiment, names: Sequence[str] | None) -> tuple[Condition, ...]:
+    """The experiment's conditions, or those named; an unknown one is a ValueError that lists the known."""
+    known = {condition.name: condition for condition in experiment.conditions}
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise ValueError(f"condition {unknown[0]!r} is unknown in {experiment.name}; choose from {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else experiment.conditions
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One answer to be had: the question, the arm, the prompt (or why it can't be built), and the answer's key."""
+
+    question: Question
+    condition: Condition
+    prompt: Prompt | None
+    trouble: str
+    line: dict[str, Any]
+
+
+def plan(
+    benchmark: benchmarks.Benchmark,
+    conditions: Sequence[Condition],
+    identity: Mapping[str, Any],
+    *,
+    k: int,
+    seed: int = 0,
+    limit: int | None = None,
+) -> Iterator[Plan]:
+    """Every answer of the grid in turn, conditions interleaved, so that a stop leaves the arms equally far."""
+    for question in benchmark.questions[:limit]:
+        for condition in conditions:
+            records = retrieval.rank(condition.ranker, question, k, seed=seed)
+            prompt, trouble = None, ""
+            try:
+                prompt = deliver(records, question, condition.decisions)
+            except PictureError as error:
+                trouble = str(error)
+            text, pixels = runs.prompt_hashes(prompt) if prompt else (trouble, "")
+            name = runs.key(
+                benchmark=benchmark.name,
+                revision=benchmark.revision,
+                question_id=question.id,
+                prompt=text,
+                pixels=pixels,
+                backbone=identity,
+                replicate=0,
+            )
+            share = retrieval.recall(question, (record.id for record in records))
+            line = dict(
+                key=name,
+                question_id=question.id,
+                kind=question.kind,
+                subtype=question.subtype,
+                cluster=question.memory.id,
+                condition=condition.name,
+                replicate=0,
+                k=k,
+                delivered=[record.id for record in records],
+                gold=list(question.gold),
+                expected=question.answer,
+                needs_pixels="pixels" in question.needs,
+                guess=round(question.guess, 6),
+                recall=None if share != share else round(share, 6),
+                prompt=text,
+                pixels=pixels,
+            )
+            yield Plan(question, condition, prompt, trouble, line)
+
+
+def run(
+    experiment: str,
+    *,
+    benchmark: str,
+    backbone: Backbone,
+    conditions: Sequence[str] | None = None,
+    limit: int | None = None,
+    k: int | None = None,
+    seed: int = 0,
+    outputs: Path | None = None,
+    fresh: bool = False,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Answer what is missing of an experiment and keep it; returns how many prompts the backbone was given.
+
+    outputs: the folder that holds <benchmark>/<backbone>/ (default: data/outputs). fresh: ask again for all. Answers
+    already there are not asked for again; failed ones are. Prompts that are the same in two arms are asked once.
+    """
+    arms = chosen(find(experiment), conditions)
+    data = benchmarks.load(benchmark)
+    k = k or DEFAULT_K.get(benchmark, 10)
+    root = (outputs or runs.data_dir() / "outputs").resolve() / benchmark / backbone.name
+    total, done, asked, clock = len(data.questions[:limit]) * len(arms), 0, 0, _Clock(say)
+    with runs.Folder(root) as folder:
+        for arm in arms:
+            runs.mend(root / f"{arm.name}.jsonl")
+        have = {} if fresh else {line["key"]: line for arm in arms for line in runs.read(root / f"{arm.name}.jsonl")}
+        held = {(line["condition"], line["key"]) for line in have.values() if line["status"] == "ok"}
+        everything = plan(data, arms, backbone.identity, k=k, seed=seed, limit=limit)
+        for chunk in _chunks((p for p in everything), CHUNK):
+            todo = [p for p in chunk if (p.condition.name, p.line["key"]) not in held]
+            for p, answer in _answered(todo, backbone):
+                folder.append(finished(p, answer))
+                asked += p.prompt is not None
+                clock.tick(done, total, asked)
+            done += len(chunk)
+            clock.tick(done, total, asked)
+        for arm in arms:
+            folder.settle(arm.name, [question.id for question in data.questions])
+        folder.write_manifest(
+            dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
+        )
+    say(f"{root.name} on {benchmark}: {total} answers, {asked} of them new, in {clock.minutes:.1f} min")
+    return asked
+
+
+def _answered(todo: Sequence[Plan], backbone: Backbone) -> Iterator[tuple[Plan, Answer]]:
+    """Each plan with its answer; plans of one key share one call."""
+    groups: dict[str, list[Plan]] = {}
+    for p in todo:
+        groups.setdefault(p.line["key"], []).append(p)
+    first = [group[0] for group in groups.values() if group[0].prompt is not None]
+    for group in groups.values():
+        if group[0].prompt is None:
+            yield from ((p, Answer("", "failed", f"error: {p.trouble}")) for p in group)
+    if first:
+        for i, answer in backbone.answer([p.prompt for p in first if p.prompt is not None]):
+            yield from ((p, answer) for p in groups[first[i].line["key"]])
+
+
+def finished(p: Plan, answer: Answer) -> dict[str, Any]:
+    """The line that is kept of an answer: the plan's facts, the answer, the verdict."""
+    verdict = judges.judge(p.question, answer, p.prompt or Prompt("", "", (), ""))
+    line = p.line | dict(
+        answer=answer.text,
+        status=answer.status,
+        finish=answer.finish,
+        verdict=verdict.state,
+        rule=verdict.rule,
+        refused=answer.status == "ok" and judges.is_refusal(answer.text),
+        text_tokens=answer.text_tokens,
+        image_tokens=answer.image_tokens,
+        images=answer.images,
+        seconds=answer.seconds,
+    )
+    return {name: line[name] for name in runs.FIELDS}
+
+
+def _chunks(plans: Iterator[Plan], size: int) -> Iterator[list[Plan]]:
+    chunk: list[Plan] = []
+    for p in plans:
+        chunk.append(p)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+class _Clock:
+    """Plain-text progress: a line every ten seconds, with an estimate of the time left."""
+
+    def __init__(self, say: Callable[[str], None], every: float = 10.0):
+        self.say, self.every, self.started = say, every, time.monotonic()
+        self.last = self.started
+
+    @property
+    def minutes(self) -> float:
+        return (time.monotonic() - self.started) / 60
+
+    def tick(self, done: int, total: int, asked: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= self.every and done:
+            self.last = now
+            left = (now - self.started) / done * (total - done) / 60
+            self.say(f"{done} of {total} answers ({asked} new), about {left:.1f} min left")

@@ -1,0 +1,114 @@
+"""Which records are delivered: rankers over a memory, all at the same K, deterministic to the last tie."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import lru_cache
+
+import numpy as np
+
+from delivermem.records import IMAGE_MARK, Memory, Question, Record
+
+STOP_WORDS = frozenset(
+    "a an and are at by do does did for from has have how i in is it me my of on or s the this to was were what "
+    "when where which who with you your".split()
+)
+DIGITS = 6
+"""Decimals to which scores are rounded before they are compared, so that no platform breaks a tie differently."""
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words and numbers of a text, without image marks and stop words."""
+    found = re.findall(r"[^\W_]+", text.replace(IMAGE_MARK, " ").lower())
+    return [word for word in found if word not in STOP_WORDS]
+
+
+def rank(ranker: str, question: Question, k: int, *, seed: int = 0) -> tuple[Record, ...]:
+    """The best min(k, n) records of the question's memory, best first. `ranker`: a name in RANKERS.
+
+    seed concerns `random` alone. Raises ValueError for an unknown ranker and for k below 1.
+    """
+    if ranker not in RANKERS:
+        raise ValueError(f"ranker {ranker!r} is unknown; choose one of {', '.join(RANKERS)}")
+    if k < 1:
+        raise ValueError(f"k={k} records can't be delivered; k must be 1 or more")
+    if not len(question.memory):
+        return ()
+    return tuple(RANKERS[ranker](question, k, seed))
+
+
+def recall(question: Question, delivered: Iterable[str]) -> float:
+    """Share of the question's gold records among the delivered ids, in [0, 1]; NaN where it has no gold."""
+    if not question.gold:
+        return float("nan")
+    return len(set(question.gold) & set(delivered)) / len(set(question.gold))
+
+
+def bm25_scores(memory: Memory, query: str) -> np.ndarray:
+    """BM25 of every record's text for a query, in the memory's order, (n,) float; 0 where no word is shared."""
+    terms = [term for term in words(query) if term in _vocabulary(memory)]
+    if not terms:
+        return np.zeros(len(memory))
+    return np.round(np.asarray(_index(memory).get_scores(terms), dtype=float), DIGITS)
+
+
+def _bm25(question: Question, k: int, seed: int) -> list[Record]:
+    scores = bm25_scores(question.memory, question.text)
+    order = sorted(zip(-scores, question.memory, strict=True), key=lambda pair: (pair[0], *_age(pair[1])))
+    return [record for _, record in order[:k]]
+
+
+def _gold(question: Question, k: int, seed: int) -> list[Record]:
+    """The gold records and, up to K, the best of the others, all in BM25's order.
+
+    Perfect retrieval changes which records are delivered and nothing else: were gold put first, the answer to
+    "which memory" could be read off the position, and were the others left out, K would differ between arms.
+    """
+    ranked = _bm25(question, len(question.memory), seed)
+    gold = [record for record in ranked if record.id in question.gold][:k]
+    others = [record for record in ranked if record.id not in question.gold]
+    kept = {record.id for record in gold + others[: k - len(gold)]}
+    return [record for record in ranked if record.id in kept]
+
+
+def _recent(question: Question, k: int, seed: int) -> list[Record]:
+    """The last K by time, latest first: chosen without the query."""
+    return sorted(question.memory, key=_age, reverse=True)[:k]
+
+
+def _random(question: Question, k: int, seed: int) -> list[Record]:
+    """K drawn without replacement from (seed, question id): chosen without the query."""
+    digest = hashlib.sha256(f"{seed}\n{question.id}".encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+    records = sorted(question.memory, key=_age)
+    return [records[i] for i in rng.permutation(len(records))[:k]]
+
+
+RANKERS: dict[str, Callable[[Question, int, int], Sequence[Record]]] = {
+    "gold": _gold,
+    "bm25": _bm25,
+    "recent": _recent,
+    "random": _random,
+}
+
+
+def _age(record: Record) -> tuple[datetime, str]:
+    """Order of equal records: by time (those without one first), then by id."""
+    return record.time or datetime.min, record.id
+
+
+@lru_cache(maxsize=256)
+def _index(memory: Memory):  # type: ignore[no-untyped-def]
+    import bm25s
+
+    index = bm25s.BM25()
+    index.index([words(record.text) or [""] for record in memory], show_progress=False)
+    return index
+
+
+@lru_cache(maxsize=256)
+def _vocabulary(memory: Memory) -> frozenset[str]:
+    return frozenset(word for record in memory for word in words(record.text))

@@ -1,0 +1,91 @@
+"""Whether cached answers are what they say: bytes, keys, prompts and manifests hold together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from delivermem import benchmarks, experiments, runs
+
+
+def verify(outputs: Path | None = None, *, rebuild: bool = True) -> list[str]:
+    """Every problem of the cached answers, one sentence each; an empty list when there is none.
+
+    Finds a changed byte, a duplicated key, an answer whose prompt no longer hashes to its key, a manifest that
+    disagrees. rebuild: also build every prompt again from its benchmark and compare its hashes.
+    """
+    return [problem for folder in runs.folders(outputs) for problem in _folder(folder, rebuild)]
+
+
+def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        stated = manifest["conditions"]
+        identity, k, seed = manifest["backbone"], manifest["k"], manifest["seed"]
+    except (ValueError, KeyError) as error:
+        yield f"{folder / 'manifest.json'}: unreadable or incomplete ({error}); run the experiment again"
+        return
+    here = {path.stem: path for path in folder.glob("*.jsonl")}
+    for name in sorted(stated.keys() - here.keys()):
+        yield f"{folder / name}.jsonl: in the manifest but missing; restore it or run the experiment again"
+    rebuilt = _rebuilt(folder.parent.name, manifest["revision"], identity, k, seed, here) if rebuild else {}
+    if isinstance(rebuilt, str):
+        yield f"{folder}: {rebuilt}"
+        rebuilt = {}
+    for name, path in sorted(here.items()):
+        if name not in stated:
+            yield f"{path}: not in the manifest; remove it or run the experiment again"
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != stated[name]["sha256"]:
+            yield f"{path}: its bytes are not those of the manifest; restore it or run the experiment again"
+        try:
+            lines = list(runs.read(path))
+        except runs.RunError as error:
+            yield str(error)
+            continue
+        yield from _lines(path, lines, manifest, rebuilt)
+        if name in stated and stated[name]["answers"] != len(lines):
+            yield f"{path}: {len(lines)} answers, but the manifest says {stated[name]['answers']}"
+
+
+def _lines(path: Path, lines: list[dict[str, Any]], manifest: dict[str, Any], rebuilt: dict[Any, Any]) -> Iterator[str]:
+    counts = Counter((line.get("key"), line.get("replicate")) for line in lines)
+    for (key, _), count in counts.items():
+        if count > 1:
+            yield f"{path}: key {key} occurs {count} times; run the experiment again to keep the newest"
+    for number, line in enumerate(lines, 1):
+        missing = [field for field in runs.FIELDS if field not in line]
+        if missing:
+            yield f"{path}, line {number}: no field {missing[0]!r}; it was written by another version, run again"
+            continue
+        key = runs.key(
+            benchmark=manifest["benchmark"],
+            revision=manifest["revision"],
+            question_id=line["question_id"],
+            prompt=line["prompt"],
+            pixels=line["pixels"],
+            backbone=manifest["backbone"],
+            replicate=line["replicate"],
+        )
+        if key != line["key"]:
+            yield f"{path}, line {number} ({line['question_id']}): what it states no longer hashes to its key"
+        now = rebuilt.get((line["condition"], line["question_id"]))
+        if now is not None and now != line["key"]:
+            yield f"{path}, line {number} ({line['question_id']}): its prompt is built differently now; run again"
+
+
+def _rebuilt(
+    name: str, revision: str, identity: dict[str, Any], k: int, seed: int, here: dict[str, Path]
+) -> dict[tuple[str, str], str] | str:
+    """The key of every answer as it would be computed now, or why that can't be done."""
+    if name not in benchmarks.BENCHMARKS:
+        return {}
+    data = benchmarks.load(name)
+    if data.revision != revision:
+        return f"made on {name} {revision}, which is now {data.revision}; run the experiment again"
+    arms = {c.name: c for e in experiments.EXPERIMENTS.values() for c in e.conditions if c.name in here}
+    plans = experiments.plan(data, list(arms.values()), identity, k=k, seed=seed)
+    return {(p.condition.name, p.question.id): p.line["key"] for p in plans}
