@@ -30,7 +30,7 @@ def normalise(text: str) -> str:
     """
     text = " ".join(unicodedata.normalize("NFKC", text).casefold().replace("’", "'").split())
     text = text.strip().strip("\"'").removesuffix(".").strip()
-    text = re.sub(r"^(?:a|an|the) ", "", text)
+    text = re.sub(r"^(?:(?:a|an|the) )+", "", text)
     text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     text = _DATE.sub(lambda m: f"{m[1]}-{int(m[2]):02d}-{int(m[3]):02d}", text)
     return " ".join(NUMBERS.get(word, word) for word in text.split())

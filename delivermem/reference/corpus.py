@@ -34,6 +34,11 @@ WEIGHTS = dict(
 """Relative frequency of the sorts of question in training."""
 
 
+_ROLES = {word: 1 for word in (*world.TOPICS, *world.KEPT)}
+_ROLES |= {word: 2 for word in scenes.OBJECTS}
+_ROLES |= {word: 3 for word in (*scenes.COLOURS, *" ".join(scenes.PLACES).split())}
+
+
 @dataclass(frozen=True)
 class Hint:
     """One source token that should attend to any of `targets`, in one head of one layer."""
@@ -241,7 +246,9 @@ class Packer:
             question = self.ids(f" {asked.text}<|im_end|>\n<|im_start|>assistant\n")
             reply = [*self.ids(answer), self.end]
             first = len(ids) + len(question) - 1
+            keys = self._keys(asked.text, len(ids))
             for source in range(first, first + len(reply) - 1):
+                hints += [Hint(2, head, source, at) for head, at in keys.items()]
                 hints += self._look_up(asked, answer, source, c, items)
             ids += question + reply
             label += [-100] * (len(question) - 1) + reply + [-100]
@@ -293,6 +300,19 @@ class Packer:
                     hints += [Hint(2, 0, source, tuple(twins[-1]["sources"])) for source in sources]
             items.append(item)
         return hints, items
+
+    def _keys(self, question: str, start: int) -> dict[int, tuple[int, ...]]:
+        """Where a question, whose tokens begin at `start`, says what to look for, by the head of layer 2 that gathers
+        it: 1 a topic or thing kept, 2 an object or second topic, 3 a colour or place."""
+        found: dict[int, list[int]] = {}
+        encoding = self.rust.encode(f" {question}", add_special_tokens=False)
+        for i, token in enumerate(encoding.tokens):
+            head = _ROLES.get(token.removeprefix("Ġ"), 0)
+            if head == 1 and 1 in found:
+                head = 2
+            if head:
+                found.setdefault(head, []).append(start + i)
+        return {head: tuple(at) for head, at in found.items()}
 
     def _look_up(self, asked: world.Ask, answer: str, source: int, c: Context, items: list[dict[str, Any]]) -> list[Hint]:
         """The answer's positions attend to the evidence (layer 3), then to the part that answers (layer 4)."""

@@ -332,7 +332,7 @@ class Trainer:
                 answers = F.cross_entropy(logits, label)
                 hints = self.hint_loss(batch)
                 vision = self.vision_loss(seen, batch["cells"])[0] if batch["cells"] else torch.zeros(())
-                loss = answers + 0.3 * hints + 0.5 * vision
+                loss = answers + 0.5 * hints + 0.5 * vision
                 for name, value in (("answers", answers), ("hints", hints), ("vision", vision)):
                     losses[name].append(value.item())
             loss.backward()

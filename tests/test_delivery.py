@@ -1,0 +1,138 @@
+"""Delivery: what each decision changes, that it changes nothing else, and that the store is never written to."""
+
+from __future__ import annotations
+
+import base64
+import io
+from datetime import datetime
+
+import numpy as np
+import pytest
+from conftest import picture, small_memory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from delivermem import DELIVERMEM, Decisions, Memory, Picture, Question, Record, deliver
+from delivermem.delivery import PREAMBLES, SYSTEM
+from delivermem.pictures import PictureError, content_hash, load, stamp_box
+from delivermem.records import IMAGE_MARK, Slot
+
+DECISIONS = st.builds(
+    Decisions,
+    st.sampled_from(["pixels", "caption", "text"]),
+    st.sampled_from(["stamp", "none"]),
+    st.sampled_from(["store", "none"]),
+)
+ORDERS = st.lists(st.sampled_from(["r1", "r2", "r3", "r4", "r5", "r6"]), unique=True, max_size=6)
+
+
+def test_the_default_is_the_papers_one_configuration():
+    assert Decisions() == DELIVERMEM == Decisions("pixels", "stamp", "store")
+
+
+@pytest.mark.parametrize(("field", "value"), [("modality", "audio"), ("identity", "name"), ("time", "clock")])
+def test_an_unknown_decision_lists_the_known_ones(field, value):
+    with pytest.raises(ValueError, match=f"{field}='{value}'"):
+        Decisions(**{field: value})
+
+
+def test_a_prompt_reads_preamble_items_in_rank_order_question(memory):
+    question = Question("q", "What colour?", "red", "x", memory, time=datetime(2024, 6, 1, 9, 5))
+    prompt = deliver([memory["r3"], memory["r2"], memory["r1"]], question)
+    assert prompt.text == (
+        f"{SYSTEM}\n\n{PREAMBLES['stamp']}"
+        "[2024/05/03 (Fri) 10:00] My garden today: <image> is it not green?\n"
+        "[2024/05/02 (Thu) 10:00] Nice weather in the harbor town.\n"
+        "[2024/05/01 (Wed) 10:00] A photo of the harbor. <image>\n"
+        "Question date: 2024/06/01 (Sat) 09:05\nQuestion: What colour?"
+    )
+    assert prompt.tags == {"M1": "r3", "M2": "r1"}  # counted over the records that have pictures, by rank
+    assert [(slot.record_id, slot.picture_id, slot.tag) for slot in prompt.slots] == [
+        ("r3", "p3", "M1"),
+        ("r1", "p1", "M2"),
+    ]
+
+
+def test_pictures_stand_in_place_of_their_marks_and_further_ones_follow_the_text():
+    record = Record("r", "one <image> two", pictures=(picture("a"), picture("b"), picture("c")))
+    parts = deliver([record], "?").items[0].parts
+    assert [p.picture_id if isinstance(p, Slot) else p for p in parts] == ["one ", "a", " two", "b", "c"]
+    marks = Record("r", "x <image> y <image> z", pictures=(picture("a"),))
+    assert [p.picture_id if isinstance(p, Slot) else p for p in deliver([marks], "?").items[0].parts] == [
+        "x ", "a", " y ", " z",
+    ]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(ORDERS, DECISIONS)
+def test_decisions_change_neither_the_records_nor_their_order_nor_the_question(order, decisions):
+    memory = small_memory()
+    records = [memory[i] for i in order]
+    before = {p.id: content_hash(load(p)) for r in memory for p in r.pictures}
+    prompt, full = deliver(records, "What?", decisions), deliver(records, "What?")
+    assert prompt.delivered == full.delivered == tuple(order)
+    assert prompt.question == full.question
+    assert prompt.tags == full.tags  # which record a tag would name does not depend on the decisions
+    assert {p.id: content_hash(load(p)) for r in memory for p in r.pictures} == before
+    words = [" ".join(p for p in item.parts if isinstance(p, str)) for item in prompt.items]
+    for record, said in zip(records, words, strict=True):
+        for piece in record.text.split(IMAGE_MARK):
+            assert piece.strip() in said
+    assert len(prompt.slots) == (len(full.slots) if decisions.modality == "pixels" else 0)
+    assert all(bool(item.time) == (decisions.time == "store") for item in prompt.items)
+    assert prompt.text == deliver(records, "What?", decisions).text
+
+
+@settings(max_examples=30, deadline=None)
+@given(ORDERS.filter(lambda order: {"r1", "r3"} & set(order)))
+def test_identity_alters_only_the_stamped_corner_and_the_preamble(order):
+    memory = small_memory()
+    records = [memory[i] for i in order]
+    with_tags, without = deliver(records, "?"), deliver(records, "?", Decisions(identity="none"))
+    assert with_tags.text.replace(PREAMBLES["stamp"], PREAMBLES["none"]) == without.text
+    for a, b in zip(with_tags.slots, without.slots, strict=True):
+        x, y = np.asarray(a.image).copy(), np.asarray(b.image).copy()
+        left, top, right, bottom = stamp_box(a.image.size, a.tag)
+        assert (x[top:bottom, left:right] != y[top:bottom, left:right]).any()
+        x[top:bottom, left:right] = y[top:bottom, left:right] = 0
+        assert (x == y).all() and a.image.size == b.image.size
+
+
+def test_both_chat_forms_hold_the_same_text_and_pixels_in_the_same_places(memory):
+    prompt = deliver([memory["r4"], memory["r5"]], "What?")
+    ours, theirs = prompt.to_transformers(), prompt.to_openai()
+    assert [m["role"] for m in ours] == [m["role"] for m in theirs] == ["system", "user"]
+    for a, b in zip(ours[1]["content"], theirs[1]["content"], strict=True):
+        if a["type"] == "text":
+            assert a == b
+        else:
+            data = b["image_url"]["url"].split(",")[1]
+            assert content_hash(Image.open(io.BytesIO(base64.b64decode(data)))) == content_hash(a["image"])
+    assert prompt.accounting["images"] == 2 and prompt.accounting["sizes"] == [(96, 96)] * 2
+
+
+def test_deliver_works_in_an_agent_that_knows_nothing_of_benchmarks():
+    record = Record("note", "Lunch. <image>", pictures=(Picture("photo", Image.new("RGB", (640, 480), "navy")),))
+    prompt = deliver([record], "What is on the plate?")
+    assert prompt.text.endswith("Lunch. <image>\nQuestion: What is on the plate?")
+
+
+def test_a_picture_that_cannot_be_read_stops_delivery_and_not_the_text_arm(tmp_path):
+    record = Record("r", "<image>", pictures=(Picture("p", tmp_path / "gone.jpg"),))
+    with pytest.raises(PictureError, match="gone.jpg"):
+        deliver([record], "?")
+    assert not deliver([record], "?", Decisions("text")).slots
+
+
+def test_a_memory_refuses_two_records_of_one_id():
+    with pytest.raises(ValueError, match="'a' occurs twice"):
+        Memory("m", (Record("a", "x"), Record("a", "y")))
+
+
+def test_changing_images_keeps_everything_else(memory):
+    prompt = deliver([memory["r1"], memory["r4"]], "?")
+    changed = prompt.with_images(lambda i, slot: Image.new("RGB", slot.image.size, (i, i, i)))
+    assert changed.text == prompt.text and changed.tags == prompt.tags
+    assert [s.picture_id for s in changed.slots] == [s.picture_id for s in prompt.slots]
+    assert [s.image.getpixel((90, 90)) for s in changed.slots] == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
