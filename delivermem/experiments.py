@@ -154,15 +154,14 @@ def run(
     with runs.Folder(root) as folder:
         for arm in arms:
             runs.mend(root / f"{arm.name}.jsonl")
-        have = {} if fresh else {line["key"]: line for arm in arms for line in runs.read(root / f"{arm.name}.jsonl")}
-        held = {(line["condition"], line["key"]) for line in have.values() if line["status"] == "ok"}
+        lines = [line for arm in arms if not fresh for line in runs.read(root / f"{arm.name}.jsonl")]
+        held = {(line["condition"], line["key"]) for line in lines if line["status"] == "ok"}
         everything = plan(data, arms, backbone.identity, k=k, seed=seed, limit=limit)
-        for chunk in _chunks((p for p in everything), CHUNK):
+        for chunk in _chunks(everything, CHUNK):
             todo = [p for p in chunk if (p.condition.name, p.line["key"]) not in held]
             for p, answer in _answered(todo, backbone):
                 folder.append(finished(p, answer))
-                asked += p.prompt is not None
-                clock.tick(done, total, asked)
+            asked += len({p.line["key"] for p in todo if p.prompt is not None})
             done += len(chunk)
             clock.tick(done, total, asked)
         for arm in arms:
@@ -170,7 +169,7 @@ def run(
         folder.write_manifest(
             dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
         )
-    say(f"{root.name} on {benchmark}: {total} answers, {asked} of them new, in {clock.minutes:.1f} min")
+    say(f"{root.name} on {benchmark}: {total} answers, {asked} prompts asked, in {clock.minutes:.1f} min")
     return asked
 
 
@@ -233,4 +232,4 @@ class _Clock:
         if now - self.last >= self.every and done:
             self.last = now
             left = (now - self.started) / done * (total - done) / 60
-            self.say(f"{done} of {total} answers ({asked} new), about {left:.1f} min left")
+            self.say(f"{done} of {total} answers ({asked} prompts asked), about {left:.1f} min left")
