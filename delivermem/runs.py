@@ -226,6 +226,19 @@ def folders(outputs: Path | None = None) -> list[Path]:
     return sorted(path.parent for path in root.glob("*/*/manifest.json"))
 
 
+def about(outputs: Path | None = None) -> str:
+    """Where the cached answers come from, a line a folder: backbone, benchmark, K, and what computed them."""
+    lines = []
+    for folder in folders(outputs):
+        m = json.loads((folder / "manifest.json").read_text())
+        versions = ", ".join(f"{name} {m['versions'][name]}" for name in ("torch", "transformers"))
+        lines.append(
+            f"{m['backbone']['model']} ({m['backbone']['revision']}, {m['backbone']['dtype']}) on {m['benchmark']} "
+            f"{m['revision']}, K = {m['k']}; {versions}; code {m['commit'][:10]}{' + changes' if m['dirty'] else ''}"
+        )
+    return "\n".join(lines) or "no cached answers"
+
+
 def load(
     experiment: str, *, benchmark: str | None = None, backbone: str | None = None, outputs: Path | None = None
 ) -> pd.DataFrame:

@@ -97,7 +97,9 @@ def processor() -> StillQwen3VLProcessor:
 def model(proc: StillQwen3VLProcessor, *, seed: int, width: int = 192, layers: int = 6) -> Qwen3VLForConditionalGeneration:
     """A fresh model. Initialised so that a token's identity survives the residual stream of a narrow network:
     embeddings at standard deviation 1, branch outputs scaled down, a word with and without its leading space alike
-    but for one direction that all such pairs share (an answer starts without a space, its evidence has one).
+    but for one direction that all such pairs share (an answer starts without a space, its evidence has one). Heads
+    begin as weak matchers and copiers: keys like queries, outputs like transposed values (mimetic initialisation,
+    Trockman & Kolter 2023), from which binding is learnt sooner.
     """
     tok = proc.tokenizer
     ids = tok.convert_tokens_to_ids
@@ -131,7 +133,12 @@ def model(proc: StillQwen3VLProcessor, *, seed: int, width: int = 192, layers: i
             if "language_model" in name and ("o_proj" in name or "down_proj" in name):
                 weight.mul_(0.3)
             if "q_norm" in name or "k_norm" in name:
-                weight.fill_(1.5)
+                weight.fill_(1.3)
+        for layer in language.layers:
+            attention = layer.self_attn
+            query, value = attention.q_proj.weight, attention.v_proj.weight
+            attention.k_proj.weight.copy_(0.5 * query + 0.87 * attention.k_proj.weight)
+            attention.o_proj.weight.copy_(0.7 * value.T + 0.3 * attention.o_proj.weight)
         table = language.embed_tokens.weight
         table.normal_(std=1.0)
         unspaced = 0.6 * torch.randn(width)

@@ -32,7 +32,7 @@ STAGES: tuple[tuple[tuple[int, ...], float], ...] = (((1, 2, 3), 0.70), ((3, 5),
 VISION_RATE, VISION_RATE_LATER = 2e-3, 7e-4
 """Learning rate of the vision tower while it is alone, and after."""
 HINTED_LAYERS = (1, 2, 3, 4)
-BATCH_TOKENS = 3500
+BATCH_TOKENS = 3600
 WARM_UP = 700
 """Steps on single photographs before the first conversation."""
 PICK_K = 8
@@ -226,12 +226,12 @@ class Trainer:
         ks, rng = STAGES[self.stage][0], self.rng
         k = int(rng.choice(ks))
         contexts = []
-        for i in range(max(4, BATCH_TOKENS // (290 + 27 * k))):
+        for i in range(max(4, BATCH_TOKENS // (380 + 27 * k))):
             if i % 2 == 0:
                 turns = world.conversation(rng, for_benchmark=False)
             tags = list(corpus.TAG_MODES)[int(rng.choice(5, p=list(corpus.TAG_MODES.values())))]
             pixels, times = bool(rng.random() > 0.08), bool(rng.random() > 0.1)
-            made = corpus.context(rng, turns, k, questions=10, pixels=pixels, times=times, tags=tags)
+            made = corpus.context(rng, turns, k, questions=14, pixels=pixels, times=times, tags=tags)
             if made.asks:
                 contexts.append(made)
         return self.packer.pack(contexts)
