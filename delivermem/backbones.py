@@ -57,10 +57,18 @@ def _find(name: str) -> tuple[str, str | None, Path | None]:
         hub, revision = name.split("@")
         return hub, revision, None
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@.*)?", name):
-        raise BackboneError(f"backbone {name!r}: pin the hub revision, as in owner/name@<40 hex digits of a commit>")
+        raise BackboneError(
+            f"backbone {name!r}: pin the hub revision, as in owner/name@<40 hex digits of a commit>"
+        )
     models = data_dir() / "models"
-    known = sorted(path.name for path in models.iterdir() if (path / "config.json").is_file()) if models.is_dir() else []
-    raise BackboneError(f"backbone {name!r} is unknown; give a hub id with its revision, a folder, or: {', '.join(known)}")
+    known = (
+        sorted(path.name for path in models.iterdir() if (path / "config.json").is_file())
+        if models.is_dir()
+        else []
+    )
+    raise BackboneError(
+        f"backbone {name!r} is unknown; give a hub id with its revision, a folder, or: {', '.join(known)}"
+    )
 
 
 def identity(name: str, *, dtype: str | None = None, max_new_tokens: int = MAX_NEW_TOKENS) -> dict[str, Any]:
@@ -151,7 +159,9 @@ class TransformersBackbone:
         import torch
 
         self._load()
-        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i].text) - 200 * len(prompts[i].slots), i))
+        order = sorted(
+            range(len(prompts)), key=lambda i: (-len(prompts[i].text) - 200 * len(prompts[i].slots), i)
+        )
         size = self.batch_size
         while order:
             batch = order[:size]
@@ -165,7 +175,9 @@ class TransformersBackbone:
                     torch.cuda.empty_cache()
                     continue
             except (ValueError, RuntimeError, IndexError) as error:
-                answers = [_failed(str(error))] if len(batch) == 1 else [self._alone(prompts[i]) for i in batch]
+                answers = (
+                    [_failed(str(error))] if len(batch) == 1 else [self._alone(prompts[i]) for i in batch]
+                )
             yield from zip(batch, answers, strict=True)
             order = order[len(batch) :]
 
@@ -200,7 +212,9 @@ class TransformersBackbone:
         answers = []
         for row, new in enumerate(out.tolist()):
             stop = next((i for i, token in enumerate(new) if token in ends), None)
-            text = processor.tokenizer.decode(new[:stop], skip_special_tokens=True).replace(_BREAK, "").strip()
+            text = (
+                processor.tokenizer.decode(new[:stop], skip_special_tokens=True).replace(_BREAK, "").strip()
+            )
             length = int(inputs["attention_mask"][row].sum())
             answers.append(
                 Answer(

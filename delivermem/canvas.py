@@ -169,8 +169,10 @@ def _plain(value: Any) -> Any:
 
 
 def _folder(folder: Path | str | None) -> Path:
+    """Where figures go: as given, else DELIVERMEM_FIGURES, else `figures` of this clone or of where one stands."""
     root = Path(__file__).resolve().parents[1]
     clone = (root / "pyproject.toml").is_file()
-    where = Path(folder) if folder is not None else (root if clone else Path.cwd()) / "figures"
+    default = os.environ.get("DELIVERMEM_FIGURES") or (root if clone else Path.cwd()) / "figures"
+    where = Path(default if folder is None else folder)
     where.mkdir(parents=True, exist_ok=True)
     return where

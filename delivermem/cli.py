@@ -29,7 +29,9 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
     """Retrieved but not delivered: measure what of a memory reaches the model."""
 
 
@@ -114,7 +116,9 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 
 @app.command()
-def figures(numbers: Annotated[list[str] | None, typer.Argument(help="Notebook numbers; default: all.")] = None) -> None:
+def figures(
+    numbers: Annotated[list[str] | None, typer.Argument(help="Notebook numbers; default: all.")] = None,
+) -> None:
     """Execute the notebooks from the cached answers: figures, tables and numbers anew."""
     from delivermem import notebooks
 
@@ -129,6 +133,10 @@ def figures(numbers: Annotated[list[str] | None, typer.Argument(help="Notebook n
         except notebooks.NotebookError as error:
             _refuse(error, 1)
         _say(f"{path.name}: {time.monotonic() - started:.0f} s")
+    try:
+        notebooks.refresh_readme()
+    except (ValueError, OSError) as error:
+        _refuse(error)
 
 
 @app.command()

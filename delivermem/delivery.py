@@ -97,4 +97,6 @@ def _shown(record: Record, picture: Picture, tag: str, decisions: Decisions) -> 
         return [f"[image: {picture.caption}]"] if picture.caption else []
     image = pictures.load(picture)
     stamped = decisions.identity == "stamp"
-    return [Slot(record.id, picture.id, pictures.stamp(image, tag) if stamped else image, tag if stamped else "")]
+    return [
+        Slot(record.id, picture.id, pictures.stamp(image, tag) if stamped else image, tag if stamped else "")
+    ]

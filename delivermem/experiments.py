@@ -63,7 +63,9 @@ def chosen(experiment: Experiment, names: Sequence[str] | None) -> tuple[Conditi
     known = {condition.name: condition for condition in experiment.conditions}
     unknown = [name for name in names or () if name not in known]
     if unknown:
-        raise ValueError(f"condition {unknown[0]!r} is unknown in {experiment.name}; choose from {', '.join(known)}")
+        raise ValueError(
+            f"condition {unknown[0]!r} is unknown in {experiment.name}; choose from {', '.join(known)}"
+        )
     return tuple(known[name] for name in names) if names else experiment.conditions
 
 

@@ -7,7 +7,9 @@ import unicodedata
 
 from delivermem.records import REFUSAL, Answer, Prompt, Question, Verdict
 
-NUMBERS = {word: str(i) for i, word in enumerate("zero one two three four five six seven eight nine ten".split())}
+NUMBERS = {
+    word: str(i) for i, word in enumerate("zero one two three four five six seven eight nine ten".split())
+}
 REFUSALS = (
     REFUSAL.lower(),
     "not enough information",

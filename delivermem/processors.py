@@ -10,7 +10,9 @@ from transformers import Qwen3VLProcessor
 class StillQwen3VLProcessor(Qwen3VLProcessor):  # type: ignore[misc]
     """`Qwen3VLProcessor` for still images: loads any Qwen3-VL folder and saves one that stays loadable."""
 
-    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **kwargs: Any):
+    def __init__(
+        self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **kwargs: Any
+    ):
         super().__init__(image_processor, tokenizer, None, chat_template=chat_template)
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,7 +57,9 @@ def canonical(value: Any) -> str:
             return int(item)
         return item
 
-    return json.dumps(plain(value), sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(
+        plain(value), sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+    )
 
 
 def prompt_hashes(prompt: Prompt) -> tuple[str, str]:
@@ -138,7 +140,9 @@ class Folder:
         path = self.path / f"{condition}.jsonl"
         newest = {(line["question_id"], line["replicate"]): line for line in read(path)}
         place = {question: i for i, question in enumerate(order)}
-        lines = sorted(newest.values(), key=lambda x: (place.get(x["question_id"], len(place)), x["question_id"]))
+        lines = sorted(
+            newest.values(), key=lambda x: (place.get(x["question_id"], len(place)), x["question_id"])
+        )
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
         _replace(path, text)
 
@@ -174,7 +178,9 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except ValueError:
-            raise RunError(f"{path}, line {number}: not JSON; restore the file, or remove it and run again") from None
+            raise RunError(
+                f"{path}, line {number}: not JSON; restore the file, or remove it and run again"
+            ) from None
 
 
 def _replace(path: Path, text: str) -> None:
@@ -259,7 +265,9 @@ def load(
             rows += [names | line for line in read(folder / f"{condition.name}.jsonl")]
     if not rows:
         root = outputs or data_dir() / "outputs"
-        raise RunError(f"{root} holds no answers of {experiment!r}; make them with: delivermem run {experiment}")
+        raise RunError(
+            f"{root} holds no answers of {experiment!r}; make them with: delivermem run {experiment}"
+        )
     table = pd.DataFrame(rows, columns=["benchmark", "backbone", *FIELDS])
     return table.astype({"recall": float, "refused": bool, "needs_pixels": bool})
 
@@ -277,7 +285,10 @@ def status(outputs: Path | None = None) -> list[dict[str, Any]]:
     for folder in folders(outputs):
         for path in sorted(folder.glob("*.jsonl")):
             lines = list(read(path))
-            count = {state: sum(line["verdict"] == state for line in lines) for state in ("right", "wrong", "unjudged")}
+            count = {
+                state: sum(line["verdict"] == state for line in lines)
+                for state in ("right", "wrong", "unjudged")
+            }
             failed = sum(line["status"] == "failed" for line in lines)
             mean = sum(line["seconds"] for line in lines) / max(1, len(lines))
             found.append(

@@ -51,7 +51,9 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
             yield f"{path}: {len(lines)} answers, but the manifest says {stated[name]['answers']}"
 
 
-def _lines(path: Path, lines: list[dict[str, Any]], manifest: dict[str, Any], rebuilt: dict[Any, Any]) -> Iterator[str]:
+def _lines(
+    path: Path, lines: list[dict[str, Any]], manifest: dict[str, Any], rebuilt: dict[Any, Any]
+) -> Iterator[str]:
     counts = Counter((line.get("key"), line.get("replicate")) for line in lines)
     for (key, _), count in counts.items():
         if count > 1:

@@ -18,7 +18,11 @@ def _no_network(monkeypatch):
     connect = socket.socket.connect
 
     def guarded(self, address):
-        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in (
+            "127.0.0.1",
+            "::1",
+            "localhost",
+        ):
             raise AssertionError(f"a test reached for the network: {address}")
         return connect(self, address)
 
@@ -41,7 +45,10 @@ def small_memory(name: str = "m") -> Memory:
         Record("r2", "Nice weather in the harbor town.", at(2), role="assistant"),
         Record("r3", "My garden today: <image> is it not green?", at(3), pictures=(picture("p3", "green"),)),
         Record(
-            "r4", "Two shots <image> and <image>", at(4), pictures=(picture("p4a", "blue"), picture("p4b", "pink"))
+            "r4",
+            "Two shots <image> and <image>",
+            at(4),
+            pictures=(picture("p4a", "blue"), picture("p4b", "pink")),
         ),
         Record("r5", "I bought a lamp for the office.", at(5)),
         Record("r6", "Good night.", at(6), role="assistant"),

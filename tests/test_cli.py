@@ -125,7 +125,11 @@ def test_importing_the_package_takes_less_than_numpy_and_pillow_together():
 
     def seconds(statement):
         runs = [
-            float(subprocess.run([sys.executable, "-c", code.format(statement)], capture_output=True, check=True).stdout)
+            float(
+                subprocess.run(
+                    [sys.executable, "-c", code.format(statement)], capture_output=True, check=True
+                ).stdout
+            )
             for _ in range(3)
         ]
         return min(runs)

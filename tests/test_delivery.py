@@ -113,14 +113,16 @@ def test_both_chat_forms_hold_the_same_text_and_pixels_in_the_same_places(memory
 
 
 def test_deliver_works_in_an_agent_that_knows_nothing_of_benchmarks():
-    record = Record("note", "Lunch. <image>", pictures=(Picture("photo", Image.new("RGB", (640, 480), "navy")),))
+    record = Record(
+        "note", "Lunch. <image>", pictures=(Picture("photo", Image.new("RGB", (640, 480), "navy")),)
+    )
     prompt = deliver([record], "What is on the plate?")
     assert prompt.text.endswith("Lunch. <image>\nQuestion: What is on the plate?")
 
 
 def test_a_picture_that_cannot_be_read_stops_delivery_and_not_the_text_arm(tmp_path):
     record = Record("r", "<image>", pictures=(Picture("p", tmp_path / "gone.jpg"),))
-    with pytest.raises(PictureError, match="gone.jpg"):
+    with pytest.raises(PictureError, match=r"gone\.jpg"):
         deliver([record], "?")
     assert not deliver([record], "?", Decisions("text")).slots
 

@@ -50,7 +50,9 @@ def test_refusing_is_right_only_where_memory_does_not_hold_the_answer(said, memo
     assert _judge("red", said, memory) == Verdict("wrong", "refused")
 
 
-@pytest.mark.parametrize("said", ["red", "", "sufficient information", "insufficient informations", "I know: red"])
+@pytest.mark.parametrize(
+    "said", ["red", "", "sufficient information", "insufficient informations", "I know: red"]
+)
 def test_an_answer_to_the_unanswerable_is_wrong(said, memory):
     assert not is_refusal(said)
     assert _judge(REFUSAL, said, memory) == Verdict("wrong", "answered the unanswerable")

@@ -133,7 +133,9 @@ def test_written_as_memlens_and_read_back_it_is_the_same(benchmark_, tmp_path):
         for a, b in zip(old.memory, new.memory, strict=True):
             assert (a.id, a.text, a.time, a.role, a.session) == (b.id, b.text, b.time, b.role, b.session)
             for p, q in zip(a.pictures, b.pictures, strict=True):
-                assert content_hash(open_picture(p)) == content_hash(open_picture(q)) and p.caption == q.caption
+                assert (
+                    content_hash(open_picture(p)) == content_hash(open_picture(q)) and p.caption == q.caption
+                )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,10 @@ def test_an_ask_is_true_of_the_turns_it_was_asked_of(seed, subtype):
     assert gold and not asked.refusal
     if subtype == "count_photos":
         name = asked.text.rstrip("?").split()[-1]
-        assert world.NUMBERS[sum(any(t.name == name for t in turn.scene or ()) for turn in turns)] == asked.answer
+        assert (
+            world.NUMBERS[sum(any(t.name == name for t in turn.scene or ()) for turn in turns)]
+            == asked.answer
+        )
     if subtype.startswith("latest"):
         assert len(gold) == 2 and gold[0].time <= gold[1].time
     if subtype == "first":

@@ -81,16 +81,16 @@ def test_every_hint_points_at_what_it_names(trainer, turns):
     words = {f"Ġ{word}" for word in (*world.TOPICS, *world.KEPT)}
     assert batch["hints"]
     for _, hint in batch["hints"]:
-        assert all(batch["mask"][0, 0, hint.source, target] for target in hint.targets if target != hint.source) or (
-            hint.layer == 1 and min(hint.targets) <= hint.source
-        )
+        assert all(
+            batch["mask"][0, 0, hint.source, target] for target in hint.targets if target != hint.source
+        ) or (hint.layer == 1 and min(hint.targets) <= hint.source)
         if (hint.layer, hint.head) == (1, 0):
             assert text[hint.targets[0]] in words
         if (hint.layer, hint.head) == (1, 1):
             assert text[hint.targets[0]].isdigit() and text[hint.targets[1]].startswith("/")
     for asked, answer in made.asks:
         if answer != REFUSAL and asked.subtype == "colour":
-            (turn, place), (column, row) = asked.focus[0], scenes.PLACES[asked.focus[0][1]]
+            turn, (column, row) = asked.focus[0][0], scenes.PLACES[asked.focus[0][1]]
             labels = made.labels[[s.turn.id for s in made.spans if s.slot].index(made.spans[turn].turn.id)]
             assert list(scenes.COLOURS)[labels[row * 3 + column].colour] == answer
 
@@ -151,4 +151,4 @@ def test_the_tokenizer_keeps_any_text_and_whole_words(trainer):
         assert tok.decode(tok.encode(text, add_special_tokens=False)) == text
     for word in (*scenes.COLOURS, *scenes.OBJECTS, *world.TOPICS, *world.ROOMS, *world.KEPT, *world.BOUGHT):
         assert len(tok.encode(f" {word}", add_special_tokens=False)) == 1, word
-    assert build.GRID**2 == tok.model_max_length // 4096 * 36
+    assert build.GRID**2 // 4 == corpus.TOKENS

@@ -23,13 +23,23 @@ LOCK = {
 
 
 def _tracked() -> list[Path]:
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
+    )
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
 def test_the_top_level_is_the_users():
     fixed = {"notebooks", "delivermem", "figures", "data", "tests", "environment.yml", "README.md"}
-    tools = {"pyproject.toml", "requirements.lock", "Makefile", ".ci", "LICENSE", "CITATION.cff", "CHANGELOG.md"}
+    tools = {
+        "pyproject.toml",
+        "requirements.lock",
+        "Makefile",
+        ".ci",
+        "LICENSE",
+        "CITATION.cff",
+        "CHANGELOG.md",
+    }
     tools |= {"CONTRIBUTING.md", ".gitignore"}
     assert {path.relative_to(ROOT).parts[0] for path in _tracked()} == fixed | tools
 
@@ -47,7 +57,9 @@ def test_the_extras_are_there_and_unpinned():
 
 
 def test_the_lock_is_whole_and_plain():
-    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")
+    ]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     assert LOCK["torch"] == Version("2.13.0") and "torchvision" not in LOCK
 
@@ -58,14 +70,18 @@ def test_conda_users_get_the_same_versions():
     assert environment["name"] == PROJECT["project"]["name"]
     assert pip == {"pip": ["-r requirements.lock", "--no-deps -e ."]}
     python = next(p for p in packages if p.startswith("python="))
-    assert Requirement(f"python{PROJECT['project']['requires-python']}").specifier.contains(python.split("=")[1])
+    assert Requirement(f"python{PROJECT['project']['requires-python']}").specifier.contains(
+        python.split("=")[1]
+    )
 
 
 def test_ci_does_what_the_readme_says_and_nothing_else():
     script = (ROOT / ".ci/run").read_text()
     commands = [line for line in script.splitlines() if line and not line.startswith(("#", "set ", "cd "))]
     assert commands == ["exec make test"]
-    assert "make figures" in (ROOT / "README.md").read_text() and "make test" in (ROOT / "README.md").read_text()
+    assert (
+        "make figures" in (ROOT / "README.md").read_text() and "make test" in (ROOT / "README.md").read_text()
+    )
 
 
 def test_the_citation_names_the_paper_as_a_reference():
@@ -77,7 +93,9 @@ def test_the_citation_names_the_paper_as_a_reference():
 
 def test_no_tracked_text_names_a_machine():
     """No absolute path of anybody's machine and no address of a package registry."""
-    told = re.compile(r"(?<![\w.:/~-])/(?:home|root|work|Users|tmp|opt)/\w|pypi\.org|registry\.npmjs|simple/\w")
+    told = re.compile(
+        r"(?<![\w.:/~-])/(?:home|root|work|Users|tmp|opt)/\w|pypi\.org|registry\.npmjs|simple/\w"
+    )
     for path in _tracked():
         if path.suffix in (".safetensors", ".png", ".pdf", ".jsonl") or path == Path(__file__):
             continue

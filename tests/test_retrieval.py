@@ -14,7 +14,9 @@ from delivermem.records import Memory, Question, Record
 from delivermem.retrieval import RANKERS, bm25_scores, rank, recall, words
 
 TEXTS = st.lists(
-    st.sampled_from(["red lamp", "the harbor at night", "harbor", "a garden <image>", "", "lamp lamp lamp", "é 中"]),
+    st.sampled_from(
+        ["red lamp", "the harbor at night", "harbor", "a garden <image>", "", "lamp lamp lamp", "é 中"]
+    ),
     min_size=0,
     max_size=12,
 )

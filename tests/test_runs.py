@@ -40,7 +40,9 @@ class Fake:
 
 
 def _run(folder, backbone, **more):
-    return experiments.run("decomposition", benchmark="small", backbone=backbone, outputs=folder, say=str, k=3, **more)
+    return experiments.run(
+        "decomposition", benchmark="small", backbone=backbone, outputs=folder, say=str, k=3, **more
+    )
 
 
 PARTS = dict(benchmark="b", revision="r", question_id="q", prompt="p", pixels="x", replicate=0)
@@ -81,7 +83,9 @@ def test_a_second_run_makes_no_call_and_changes_no_byte(tmp_path, small_benchmar
     assert _run(tmp_path, first) == len(first.asked) <= 24
     folder = tmp_path / "small" / "fake"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert set(before) == {f"{c.name}.jsonl" for c in experiments.find("decomposition").conditions} | {"manifest.json"}
+    assert set(before) == {f"{c.name}.jsonl" for c in experiments.find("decomposition").conditions} | {
+        "manifest.json"
+    }
     assert _run(tmp_path, second) == 0 and second.asked == []
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert verify(tmp_path) == []
@@ -94,7 +98,10 @@ def test_another_model_or_another_k_asks_again(tmp_path, small_benchmark):
     assert _run(tmp_path, other) == len(other.asked) > 0
     third = Fake()
     third.identity = other.identity
-    assert experiments.run("decomposition", benchmark="small", backbone=third, outputs=tmp_path, say=str, k=2) > 0
+    assert (
+        experiments.run("decomposition", benchmark="small", backbone=third, outputs=tmp_path, say=str, k=2)
+        > 0
+    )
 
 
 def test_lines_hold_the_facts_and_the_verdicts(tmp_path, small_benchmark):
@@ -113,7 +120,11 @@ def test_lines_hold_the_facts_and_the_verdicts(tmp_path, small_benchmark):
 def test_the_same_prompt_in_two_arms_is_asked_once(tmp_path, small_benchmark):
     backbone = Fake()
     _run(tmp_path, backbone, conditions=["gold-pixels", "bm25-pixels"])
-    keys = [line["key"] for c in ("gold-pixels", "bm25-pixels") for line in runs.read(tmp_path / f"small/fake/{c}.jsonl")]
+    keys = [
+        line["key"]
+        for c in ("gold-pixels", "bm25-pixels")
+        for line in runs.read(tmp_path / f"small/fake/{c}.jsonl")
+    ]
     assert len(keys) == 8 and len(backbone.asked) == len(set(keys)) < 8
 
 
@@ -162,7 +173,9 @@ def test_a_torn_last_line_is_cut_and_costs_only_itself(tmp_path, small_benchmark
 def test_a_second_writer_is_told_and_a_dead_ones_lock_is_taken(tmp_path):
     with runs.Folder(tmp_path), pytest.raises(runs.RunError, match="is writing here"), runs.Folder(tmp_path):
         pass
-    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
     import socket
 
     (tmp_path / ".lock").write_text(f"{done.stdout.strip()}@{socket.gethostname()}")
@@ -187,7 +200,9 @@ def test_a_killed_writer_loses_nothing_it_finished(tmp_path):
     )
     start, announced = 0, []
     for round_ in range(8):
-        process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(start)], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path), str(start)], stdout=subprocess.PIPE
+        )
         assert process.stdout is not None
         for _ in range(5 + 7 * round_):
             announced.append(int(process.stdout.readline()))
@@ -219,7 +234,10 @@ def test_the_table_and_the_dataset_hold_the_same(tmp_path, small_benchmark):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda p: p.write_bytes(p.read_bytes().replace(b'"answer": "red"', b'"answer": "rod"', 1)), "bytes are not"),
+        (
+            lambda p: p.write_bytes(p.read_bytes().replace(b'"answer": "red"', b'"answer": "rod"', 1)),
+            "bytes are not",
+        ),
         (lambda p: p.write_text(p.read_text() + p.read_text().splitlines()[0] + "\n"), "occurs 2 times"),
         (lambda p: p.write_text(p.read_text().replace('"prompt": "', '"prompt": "0', 1)), "no longer hashes"),
         (lambda p: p.write_text(p.read_text().replace('"k": 3, ', "", 1)), "no field 'k'"),
@@ -235,7 +253,9 @@ def test_verify_finds_every_kind_of_damage(tmp_path, small_benchmark, damage, sa
     assert any(says in problem for problem in verify(tmp_path))
 
 
-def test_verify_finds_answers_to_prompts_that_are_built_differently_now(tmp_path, small_benchmark, monkeypatch):
+def test_verify_finds_answers_to_prompts_that_are_built_differently_now(
+    tmp_path, small_benchmark, monkeypatch
+):
     _run(tmp_path, Fake())
     monkeypatch.setitem(experiments.deliver.__globals__["PREAMBLES"], "stamp", "Other words.\n")
     assert any("built differently" in problem for problem in verify(tmp_path))

@@ -18,7 +18,9 @@ class FormatError(ValueError):
     """A file that is not in the layout: one sentence with the file, the question, the field and the cure."""
 
 
-def read(path: Path, *, images: Path | None = None, name: str = "memlens", revision: str = "local") -> Benchmark:
+def read(
+    path: Path, *, images: Path | None = None, name: str = "memlens", revision: str = "local"
+) -> Benchmark:
     """Read a MemLens JSON file: a list of questions, or {"data": [...]}.
 
     images: the folder that image paths are relative to (default: `release_images` beside the file). One record per
@@ -31,21 +33,27 @@ def read(path: Path, *, images: Path | None = None, name: str = "memlens", revis
         raise FormatError(f"{path}: not JSON ({error}); fetch the file again") from None
     rows = data["data"] if isinstance(data, dict) and "data" in data else data
     if not isinstance(rows, list):
-        raise FormatError(f"{path}: expected a list of questions or {{'data': [...]}}; is this a MemLens dataset file?")
+        raise FormatError(
+            f"{path}: expected a list of questions or {{'data': [...]}}; is this a MemLens dataset file?"
+        )
     memories: dict[str, Memory] = {}
     return Benchmark(name, revision, tuple(_question(path, row, folder, memories) for row in rows))
 
 
 def _need(path: Path, row: dict[str, Any], field: str) -> Any:
     if field not in row:
-        raise FormatError(f"{path}: question {row.get('question_id', '?')!r} has no field {field!r}; fetch the file again")
+        raise FormatError(
+            f"{path}: question {row.get('question_id', '?')!r} has no field {field!r}; fetch the file again"
+        )
     return row[field]
 
 
 def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str, Memory]) -> Question:
     kind = str(_need(path, row, "question_type"))
     if kind not in KINDS:
-        raise FormatError(f"{path}: question {row['question_id']!r} has question_type {kind!r}; known: {', '.join(KINDS)}")
+        raise FormatError(
+            f"{path}: question {row['question_id']!r} has question_type {kind!r}; known: {', '.join(KINDS)}"
+        )
     records, gold = [], []
     dates, ids = _need(path, row, "haystack_dates"), _need(path, row, "haystack_session_ids")
     for session, date, turns in zip(ids, dates, _need(path, row, "haystack_sessions"), strict=True):
@@ -58,7 +66,13 @@ def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str,
             role = "assistant" if "assistant" in str(turn["role"]).lower() else "user"
             records.append(Record(record_id, str(turn["content"]), time, role, session, pictures, date))
     # questions to one conversation share one memory, so that it is one cluster
-    text = json.dumps([ids, dates, [[(t["role"], t["content"], t.get("images")) for t in s] for s in row["haystack_sessions"]]])
+    text = json.dumps(
+        [
+            ids,
+            dates,
+            [[(t["role"], t["content"], t.get("images")) for t in s] for s in row["haystack_sessions"]],
+        ]
+    )
     memory = memories.setdefault(text, Memory(f"conversation-{len(memories):03d}", tuple(records)))
     answer = str(_need(path, row, "answer"))
     subtype = str(row.get("question_subtype") or "")

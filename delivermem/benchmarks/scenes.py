@@ -71,7 +71,9 @@ def reserved(scene: Scene) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] % 10 == 0
 
 
-def draw_scene(rng: np.random.Generator, *, for_benchmark: bool, must: tuple[str, str] | None = None) -> Scene:
+def draw_scene(
+    rng: np.random.Generator, *, for_benchmark: bool, must: tuple[str, str] | None = None
+) -> Scene:
     """A random scene of one to four things, no kind of object twice. `must` names a pair that it shows."""
     while True:
         count = int(rng.choice(4, p=(0.22, 0.33, 0.28, 0.17))) + 1

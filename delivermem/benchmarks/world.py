@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from delivermem.benchmarks.scenes import COLOURS, HELD_OUT, OBJECTS, PAIRS, PLACES, Scene, Thing, draw_scene, render
+from delivermem.benchmarks.scenes import (
+    COLOURS,
+    HELD_OUT,
+    OBJECTS,
+    PAIRS,
+    PLACES,
+    Scene,
+    Thing,
+    draw_scene,
+    render,
+)
 from delivermem.records import IMAGE_MARK, Picture, Record
 
 TOPICS = (
@@ -132,7 +142,9 @@ def conversation(rng: np.random.Generator, *, for_benchmark: bool, sessions: int
             for turn in (fields, *_small_talk(rng, fields.get("topic") or _pick(rng, photos + bought))):
                 here = sum(t.session == number for t in turns)
                 seed = int(rng.integers(2**31))
-                turns.append(Turn(number, here, clock, turn.pop("role", "user"), _said(rng, turn), seed=seed, **turn))
+                turns.append(
+                    Turn(number, here, clock, turn.pop("role", "user"), _said(rng, turn), seed=seed, **turn)
+                )
     return turns
 
 
@@ -228,9 +240,16 @@ def _in_photo(rng: np.random.Generator, view: _View, absent: bool, subtype: str)
         text, answer = f"How many objects are in the photo from the {topic}?", NUMBERS[len(scene)]
         focus = tuple((i, t.place) for t in scene)
     elif subtype == "colour":
-        text, answer, focus = f"What colour is the {thing.name} in the photo from the {topic}?", thing.colour, ()
+        text, answer, focus = (
+            f"What colour is the {thing.name} in the photo from the {topic}?",
+            thing.colour,
+            (),
+        )
     else:
-        text, answer = f"What is at the {thing.place} of the photo from the {topic}?", f"{thing.colour} {thing.name}"
+        text, answer = (
+            f"What is at the {thing.place} of the photo from the {topic}?",
+            f"{thing.colour} {thing.name}",
+        )
         focus = ()
     return _asked(subtype, text, answer, absent, (i,), focus or ((i, thing.place),))
 
@@ -266,7 +285,9 @@ def _when_topic(rng: np.random.Generator, view: _View, absent: bool) -> Ask | No
         return None
     i = _pick(rng, view.lone)
     topic = view.unseen_topic(rng) if absent else view.topic(i)
-    return _asked("when_topic", f"When did I send the photo from the {topic}?", view.date(i), absent, (i,), ((i, ""),))
+    return _asked(
+        "when_topic", f"When did I send the photo from the {topic}?", view.date(i), absent, (i,), ((i, ""),)
+    )
 
 
 def _bought(rng: np.random.Generator, view: _View, absent: bool) -> Ask | None:
@@ -327,7 +348,9 @@ def _two_photos(rng: np.random.Generator, view: _View, absent: bool, subtype: st
         text = f"Which photo has more objects, the {view.topic(a)} or the {view.topic(b)}?"
         win = max(a, b, key=lambda i: len(view.scene(i)))
         focus = tuple((i, thing.place) for i in (a, b) for thing in view.scene(i))
-    return _asked(subtype, text, view.topic(win), False, (a, b), focus, tuple(f for f in focus if f[0] == win))
+    return _asked(
+        subtype, text, view.topic(win), False, (a, b), focus, tuple(f for f in focus if f[0] == win)
+    )
 
 
 def _count_photos(rng: np.random.Generator, view: _View, absent: bool) -> Ask | None:
@@ -340,8 +363,6 @@ def _count_photos(rng: np.random.Generator, view: _View, absent: bool) -> Ask | 
     focus = tuple((i, thing.place) for i, thing in view.things if thing.name == name)
     text = f"How many photos show {_a(name)}?"
     return _asked("count_photos", text, NUMBERS[min(len(focus), 6)], False, tuple(i for i, _ in focus), focus)
-
-
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,19 @@ def _corpus(conversations: int = 1500) -> Iterator[str]:
             asked = world.ask(rng, turns, subtype)
             if asked is not None:
                 yield question_block(asked.text) + "\n" + (asked.answer if subtype != "which" else "M1")
-    words = [*scenes.COLOURS, *scenes.OBJECTS, *world.TOPICS, *world.ROOMS, *world.BOUGHT, *world.KEPT, *world.NUMBERS]
+    words = [
+        *scenes.COLOURS,
+        *scenes.OBJECTS,
+        *world.TOPICS,
+        *world.ROOMS,
+        *world.BOUGHT,
+        *world.KEPT,
+        *world.NUMBERS,
+    ]
     for _ in range(50):
-        yield "\n".join([SYSTEM, *PREAMBLES.values(), REFUSAL, "user\n", "system\n", "assistant\n", "Question date:"])
+        yield "\n".join(
+            [SYSTEM, *PREAMBLES.values(), REFUSAL, "user\n", "system\n", "assistant\n", "Question date:"]
+        )
         yield "".join(f"\nM{i} M{i} M{i}" for i in range(1, 21)) + "\nM"
         yield "".join(f"{word}\n {word}\n" for word in words)
         yield "".join(f"/{i:02d}:{i:02d} {i:02d}" for i in range(60))
@@ -66,7 +76,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=4096, min_frequency=20, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=4096,
+        min_frequency=20,
+        special_tokens=SPECIAL,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     bpe.train_from_iterator(_corpus(), trainer)
     return PreTrainedTokenizerFast(
@@ -94,7 +108,9 @@ def processor() -> StillQwen3VLProcessor:
     return StillQwen3VLProcessor(image_processor=images, tokenizer=tokenizer(), chat_template=CHAT_TEMPLATE)
 
 
-def model(proc: StillQwen3VLProcessor, *, seed: int, width: int = 192, layers: int = 6) -> Qwen3VLForConditionalGeneration:
+def model(
+    proc: StillQwen3VLProcessor, *, seed: int, width: int = 192, layers: int = 6
+) -> Qwen3VLForConditionalGeneration:
     """A fresh model. Initialised so that a token's identity survives the residual stream of a narrow network:
     embeddings at standard deviation 1, branch outputs scaled down, a word with and without its leading space alike
     but for one direction that all such pairs share (an answer starts without a space, its evidence has one). Heads
@@ -124,7 +140,9 @@ def model(proc: StillQwen3VLProcessor, *, seed: int, width: int = 192, layers: i
     )
     torch.manual_seed(seed)
     net = Qwen3VLForConditionalGeneration(config)
-    net.generation_config.update(eos_token_id=ids("<|im_end|>"), pad_token_id=ids("<|endoftext|>"), do_sample=False)
+    net.generation_config.update(
+        eos_token_id=ids("<|im_end|>"), pad_token_id=ids("<|endoftext|>"), do_sample=False
+    )
     language = net.model.language_model
     with torch.no_grad():
         for name, weight in net.named_parameters():

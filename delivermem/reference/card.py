@@ -46,7 +46,9 @@ def export(trainer: Trainer, folder: Path, table: Table, history: Sequence[dict[
     folder.mkdir(parents=True, exist_ok=True)
     trainer.net.eval().save_pretrained(folder)
     trainer.processor.save_pretrained(folder)
-    (folder / "evaluation.json").write_text(json.dumps(dict(accuracy=table, history=list(history)), indent=1) + "\n")
+    (folder / "evaluation.json").write_text(
+        json.dumps(dict(accuracy=table, history=list(history)), indent=1) + "\n"
+    )
     (folder / "README.md").write_text(_card(trainer, table))
 
 

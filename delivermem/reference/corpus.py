@@ -34,9 +34,9 @@ WEIGHTS = dict(
 """Relative frequency of the sorts of question in training."""
 
 
-_ROLES = {word: 1 for word in (*world.TOPICS, *world.KEPT)}
-_ROLES |= {word: 2 for word in scenes.OBJECTS}
-_ROLES |= {word: 3 for word in (*scenes.COLOURS, *" ".join(scenes.PLACES).split())}
+_ROLES = dict.fromkeys((*world.TOPICS, *world.KEPT), 1)
+_ROLES |= dict.fromkeys(scenes.OBJECTS, 2)
+_ROLES |= dict.fromkeys((*scenes.COLOURS, *" ".join(scenes.PLACES).split()), 3)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,11 @@ def context(
     images = [np.asarray(image) for image in prompt.images]
     tag_of = {item.record_id: item.tag for item in prompt.items}
     readable = tags in ("rank", "shuffled")
-    labels = [cell_labels(turn.scene or (), tag_of[turn.id] if readable else "") for turn in view if turn.scene is not None]
+    labels = [
+        cell_labels(turn.scene or (), tag_of[turn.id] if readable else "")
+        for turn in view
+        if turn.scene is not None
+    ]
     found: dict[str, tuple[world.Ask, str]] = {}
     names = list(sorts or WEIGHTS)
     share = np.array([WEIGHTS[name] for name in names])
@@ -147,7 +151,9 @@ def _tagged(rng: np.random.Generator, prompt: Prompt, mode: str) -> Prompt:
     tag = {record: f"M{number}" for record, number in zip(tagged, numbers, strict=True)}
     items = [replace(item, tag=tag.get(item.record_id, "")) for item in prompt.items]
     if mode in ("rank", "shuffled", "constant"):
-        stamped = {i: CONSTANT_TAG if mode == "constant" else tag[s.record_id] for i, s in enumerate(prompt.slots)}
+        stamped = {
+            i: CONSTANT_TAG if mode == "constant" else tag[s.record_id] for i, s in enumerate(prompt.slots)
+        }
         prompt = prompt.with_images(lambda i, slot: pictures.stamp(slot.image, stamped[i]))
         items = [replace(item, tag=tag.get(item.record_id, "")) for item in prompt.items]
     if mode == "text":
@@ -161,7 +167,10 @@ def cell_labels(scene: scenes.Scene, tag: str) -> list[Labelled]:
     cells = [(-1, -1)] * TOKENS
     for thing in scene:
         column, row = scenes.PLACES[thing.place]
-        cells[row * GRID + column] = (list(scenes.COLOURS).index(thing.colour), list(scenes.OBJECTS).index(thing.name))
+        cells[row * GRID + column] = (
+            list(scenes.COLOURS).index(thing.colour),
+            list(scenes.OBJECTS).index(thing.name),
+        )
     number = int(tag[1:]) - 1 if tag else -1
     return [Labelled(colour, name, number, len(scene) - 1) for colour, name in cells]
 
@@ -170,7 +179,9 @@ def _expected(asked: world.Ask, tags: dict[str, str], pixels: bool, times: bool)
     """The answer that the delivered context supports: a refusal where what it needs was withheld."""
     needs = world.SORTS[asked.subtype].needs
     blind = ("pixels" in needs and not pixels) or ("time" in needs and not times)
-    if asked.refusal or (blind and not (asked.subtype.startswith("latest") and len(asked.gold) == 1 and pixels)):
+    if asked.refusal or (
+        blind and not (asked.subtype.startswith("latest") and len(asked.gold) == 1 and pixels)
+    ):
         return REFUSAL
     return tags[asked.answer] if asked.subtype == "which" else asked.answer
 
@@ -200,7 +211,9 @@ class Packer:
 
     def __init__(self, tokenizer: Any):
         self.rust = tokenizer.backend_tokenizer
-        self.image, self.end, self.pad = tokenizer.convert_tokens_to_ids(["<|image_pad|>", "<|im_end|>", "<|endoftext|>"])
+        self.image, self.end, self.pad = tokenizer.convert_tokens_to_ids(
+            ["<|image_pad|>", "<|im_end|>", "<|endoftext|>"]
+        )
         self._cache: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
@@ -212,7 +225,10 @@ class Packer:
         """One batch: ids, positions (3, B, T), attention mask (B, 1, T, T), labels, pixels, hints."""
         rows = [self._row(c) for c in contexts]
         size, length = len(rows), max(len(row["ids"]) for row in rows)
-        out = {name: np.full((size, length), empty) for name, empty in (("ids", self.pad), ("seg", -1), ("label", -100))}
+        out = {
+            name: np.full((size, length), empty)
+            for name, empty in (("ids", self.pad), ("seg", -1), ("label", -100))
+        }
         positions = np.zeros((3, size, length), np.int64)
         for b, row in enumerate(rows):
             n = len(row["ids"])
@@ -231,7 +247,9 @@ class Packer:
             label=torch.from_numpy(out["label"]),
             seg=seg,
             images=torch.from_numpy(np.stack(images)) if images else None,
-            cells={name: torch.tensor([cell[name] for cell in labels]) for name in labels[0]} if labels else {},
+            cells={name: torch.tensor([cell[name] for cell in labels]) for name in labels[0]}
+            if labels
+            else {},
             hints=[(b, hint) for b, row in enumerate(rows) for hint in row["hints"]],
         )
 
@@ -282,13 +300,18 @@ class Packer:
         for span in c.spans:
             turn, body = span.turn, c.text[span.start : span.end]
             key = turn.topic or (turn.kept or ("",))[0]
-            words = {word: at(span.start + body.index(f" {word}")) for word in (turn.bought or ()) + (turn.kept or ())}
+            words = {
+                word: at(span.start + body.index(f" {word}"))
+                for word in (turn.bought or ()) + (turn.kept or ())
+            }
             sources = [at(span.end - 1)]
             if span.slot is not None:
                 first = at(span.slot[0]) + 1
                 sources += range(first, first + TOKENS)
             sources += [words[word] for word in (turn.bought or ()) + (turn.kept or ())[1:]]
-            item = dict(words=words, sources=sources, key=key, cells=sources[1 : 1 + TOKENS] if span.slot else [])
+            item = dict(
+                words=words, sources=sources, key=key, cells=sources[1 : 1 + TOKENS] if span.slot else []
+            )
             if key:
                 keys = (at(span.start + body.index(f" {key}")),)
                 hints += [Hint(1, 0, source, keys) for source in sources]
@@ -314,7 +337,9 @@ class Packer:
                 found.setdefault(head, []).append(start + i)
         return {head: tuple(at) for head, at in found.items()}
 
-    def _look_up(self, asked: world.Ask, answer: str, source: int, c: Context, items: list[dict[str, Any]]) -> list[Hint]:
+    def _look_up(
+        self, asked: world.Ask, answer: str, source: int, c: Context, items: list[dict[str, Any]]
+    ) -> list[Hint]:
         """The answer's positions attend to the evidence (layer 3), then to the part that answers (layer 4)."""
         if answer == REFUSAL:
             return [Hint(3, 0, source, (0,)), Hint(4, 0, source, (0,))]
@@ -334,7 +359,10 @@ class Packer:
 
         if asked.subtype == "count_photos":
             return [Hint(3, 0, source, (0, *tokens(asked.focus)))]
-        both = [tokens([f for f in asked.focus if f[0] == turn]) for turn in dict.fromkeys(f[0] for f in asked.focus)]
+        both = [
+            tokens([f for f in asked.focus if f[0] == turn])
+            for turn in dict.fromkeys(f[0] for f in asked.focus)
+        ]
         if asked.subtype in ("first", "more"):
             hints = [Hint(3, head, source, targets) for head, targets in enumerate(both)]
         else:

@@ -27,7 +27,12 @@ from delivermem.pictures import stamp
 from delivermem.records import REFUSAL
 from delivermem.reference import build, corpus
 
-STAGES: tuple[tuple[tuple[int, ...], float], ...] = (((1, 2, 3), 0.70), ((3, 5), 0.70), ((5, 8), 0.70), ((5, 8, 10), 2.0))
+STAGES: tuple[tuple[tuple[int, ...], float], ...] = (
+    ((1, 2, 3), 0.70),
+    ((3, 5), 0.70),
+    ((5, 8), 0.70),
+    ((5, 8, 10), 2.0),
+)
 """Numbers of delivered turns drawn in each stage, and the held-out accuracy at the largest that ends it."""
 VISION_RATE, VISION_RATE_LATER = 2e-3, 7e-4
 """Learning rate of the vision tower while it is alone, and after."""
@@ -43,7 +48,9 @@ class Muon(torch.optim.Optimizer):
     """Momentum orthogonalised by Newton-Schulz (Jordan et al. 2024), in float32: torch.optim.Muon computes in
     bfloat16, which many CPUs emulate some twenty times slower. Parameters of one shape are updated as a batch."""
 
-    def __init__(self, params: Sequence[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.05):
+    def __init__(
+        self, params: Sequence[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.05
+    ):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
 
     @torch.no_grad()
@@ -106,7 +113,11 @@ class Trainer:
         self.optimizers: list[torch.optim.Optimizer] = [
             Muon(matrices, lr=4e-3),
             torch.optim.AdamW(
-                [dict(params=rest, lr=2e-3), dict(params=vision, lr=VISION_RATE), dict(params=embedding, lr=4e-4)],
+                [
+                    dict(params=rest, lr=2e-3),
+                    dict(params=vision, lr=VISION_RATE),
+                    dict(params=embedding, lr=4e-4),
+                ],
                 betas=(0.9, 0.98),
                 weight_decay=0.0,
                 fused=True,
@@ -133,7 +144,12 @@ class Trainer:
         config = self.net.config.vision_config
         grid = torch.tensor([[1, build.GRID, build.GRID]])
         self._at, self._by = qwen.get_vision_interpolation_indices_and_weights(
-            grid, num_grid_per_side=build.GRID, mode="bilinear", align_corners=True, spatial_merge_size=2, kwargs={}
+            grid,
+            num_grid_per_side=build.GRID,
+            mode="bilinear",
+            align_corners=True,
+            spatial_merge_size=2,
+            kwargs={},
         )
         places = qwen.get_vision_position_ids(grid, config.spatial_merge_size, kwargs={})
         self._turn = self.net.model.visual.rotary_pos_emb(torch.zeros(1), places)
@@ -214,7 +230,9 @@ class Trainer:
             at = [(i, t) for i, (_, hint) in enumerate(hints) for t in hint.targets]
             targets[tuple(torch.tensor(at).T)] = True
             sizes = torch.bincount(row, minlength=len(k)).tolist()  # hints come row by row
-            scores = torch.cat([part_q @ k[b].T for b, part_q in enumerate(q.split(sizes))]) * attention.scaling
+            scores = (
+                torch.cat([part_q @ k[b].T for b, part_q in enumerate(q.split(sizes))]) * attention.scaling
+            )
             scores = scores.masked_fill(~batch["mask"][row, 0, source], -torch.inf)
             mass = scores.masked_fill(~targets, -torch.inf).logsumexp(1) - scores.logsumexp(1)
             total, weight = total - mass.sum(), weight + len(hints)
@@ -287,7 +305,14 @@ class Trainer:
         part = self.folder / "checkpoint.part"
         save_file({n: t.detach().clone().contiguous() for n, t in tensors.items()}, part)
         part.replace(self.folder / "checkpoint.safetensors")
-        about = dict(step=self.step, stage=self.stage, spent=self.spent, best=self.best, seed=self.seed, rng=self.rng.bit_generator.state)
+        about = dict(
+            step=self.step,
+            stage=self.stage,
+            spent=self.spent,
+            best=self.best,
+            seed=self.seed,
+            rng=self.rng.bit_generator.state,
+        )
         (self.folder / "checkpoint.json").write_text(json.dumps(about))
 
     def resume(self, name: str = "checkpoint") -> bool:
@@ -317,8 +342,12 @@ class Trainer:
         while self.spent < self.minutes:
             left = (self.minutes - self.spent) / self.minutes
             rate = min(1.0, (self.step + 1) / 100) * min(1.0, max(0.02, left / 0.35))
-            for group, base in zip((g for o in self.optimizers for g in o.param_groups), self.rates, strict=True):
-                later = base == VISION_RATE and self.step >= WARM_UP and group["params"][0] is self._first_vision
+            for group, base in zip(
+                (g for o in self.optimizers for g in o.param_groups), self.rates, strict=True
+            ):
+                later = (
+                    base == VISION_RATE and self.step >= WARM_UP and group["params"][0] is self._first_vision
+                )
                 group["lr"] = (VISION_RATE_LATER if later else base) * rate
             if self.step < WARM_UP:
                 images, cells = self.scenes_batch()
@@ -382,7 +411,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where checkpoints and the log go")
-    parser.add_argument("--minutes", type=float, default=120.0, help="training time in all, resumed parts counted in")
+    parser.add_argument(
+        "--minutes", type=float, default=120.0, help="training time in all, resumed parts counted in"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
