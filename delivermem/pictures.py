@@ -38,7 +38,7 @@ def load(picture: Picture) -> Image:
             raise PictureError(
                 f"picture {picture.id!r}: no file at {picture.source}; fetch the benchmark's images or correct the path"
             ) from None
-        except (UnidentifiedImageError, OSError) as error:
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
             size = picture.source.stat().st_size
             raise PictureError(
                 f"picture {picture.id!r}: {picture.source} ({size} bytes) can't be decoded ({error}); replace the file"
@@ -53,7 +53,8 @@ def to_rgb(image: Image) -> Image:
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = image.convert("I").point(lambda value: value / 256).convert("L")
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    image = image.convert("LA") if image.mode == "La" else image
+    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, rgba)

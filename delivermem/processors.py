@@ -7,7 +7,7 @@ from typing import Any
 from transformers import Qwen3VLProcessor
 
 
-class StillQwen3VLProcessor(Qwen3VLProcessor):  # type: ignore[misc]
+class StillQwen3VLProcessor(Qwen3VLProcessor):
     """`Qwen3VLProcessor` for still images: loads any Qwen3-VL folder and saves one that stays loadable."""
 
     def __init__(

@@ -16,6 +16,8 @@ STOP_WORDS = frozenset(
     "a an and are at by do does did for from has have how i in is it me my of on or s the this to was were what "
     "when where which who with you your".split()
 )
+K1, B = 1.5, 0.75
+"""BM25's saturation of repeated words and its correction for length, in Lucene's form of the formula."""
 DIGITS = 6
 """Decimals to which scores are rounded before they are compared, so that no platform breaks a tie differently."""
 
@@ -48,7 +50,11 @@ def recall(question: Question, delivered: Iterable[str]) -> float:
 
 
 def bm25_scores(memory: Memory, query: str) -> np.ndarray:
-    """BM25 of every record's text for a query, in the memory's order, (n,) float; 0 where no word is shared."""
+    """BM25 of every record's text for a query, in the memory's order, (n,) float64; 0 where no word is shared.
+
+    Image marks, case and STOP_WORDS don't count; rounded to DIGITS. The index is made once per memory and kept.
+    Source: Robertson & Zaragoza 2009, as computed by the bm25s library.
+    """
     terms = [term for term in words(query) if term in _vocabulary(memory)]
     if not terms:
         return np.zeros(len(memory))
@@ -104,7 +110,7 @@ def _age(record: Record) -> tuple[datetime, str]:
 def _index(memory: Memory):  # type: ignore[no-untyped-def]
     import bm25s
 
-    index = bm25s.BM25()
+    index = bm25s.BM25(k1=K1, b=B, method="lucene", dtype="float64")
     index.index([words(record.text) or [""] for record in memory], show_progress=False)
     return index
 

@@ -60,7 +60,7 @@ def test_an_answer_to_the_unanswerable_is_wrong(said, memory):
 
 def test_failures_and_cut_off_answers_are_not_judged(memory):
     assert _judge("red", "", memory, status="failed") == Verdict("unjudged", "failed")
-    assert _judge("red", "red", memory, finish="length") == Verdict("unjudged", "cut off")
+    assert _judge("red", "red", memory, finish="length") == Verdict("unjudged", "truncated")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from delivermem.benchmarks.scenes import (
     render,
 )
 from delivermem.records import IMAGE_MARK, Picture, Record
+
+T = TypeVar("T")
 
 TOPICS = (
     "kitchen garden office beach museum school hotel library market bakery station airport bridge farm forest "
@@ -181,7 +183,7 @@ def _a(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-def _pick(rng: np.random.Generator, options: Sequence[Any]) -> Any:
+def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
     return options[int(rng.integers(len(options)))]
 
 
@@ -341,7 +343,7 @@ def _two_photos(rng: np.random.Generator, view: _View, absent: bool, subtype: st
             return None
         text = f"Which photo came first, the {view.topic(a)} or the {view.topic(b)}?"
         win = min(a, b, key=lambda i: view.turns[i].time)
-        focus = ((a, ""), (b, ""))
+        focus: tuple[tuple[int, str], ...] = ((a, ""), (b, ""))
     else:
         if len(view.scene(a)) == len(view.scene(b)):
             return None

@@ -113,16 +113,16 @@ def model(
 ) -> Qwen3VLForConditionalGeneration:
     """A fresh model. Initialised so that a token's identity survives the residual stream of a narrow network:
     embeddings at standard deviation 1, branch outputs scaled down, a word with and without its leading space alike
-    but for one direction that all such pairs share (an answer starts without a space, its evidence has one). Heads
-    begin as weak matchers and copiers: keys like queries, outputs like transposed values (mimetic initialisation,
-    Trockman & Kolter 2023), from which binding is learnt sooner.
+    but for one direction that all such pairs share (an answer starts without a space, its evidence has one). All
+    heads begin as weak matchers and copiers over one shared subspace (after the mimetic initialisation of Trockman
+    & Kolter 2023), so that what one layer gathers another can match, and binding is learnt sooner.
     """
     tok = proc.tokenizer
     ids = tok.convert_tokens_to_ids
     text: dict[str, Any] = dict(
         vocab_size=len(tok), hidden_size=width, intermediate_size=512, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=4, head_dim=64, max_position_embeddings=4096, rms_norm_eps=1e-6,
-        rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[12, 10, 10], mrope_interleaved=True),
+        rope_parameters=dict(rope_type="default", rope_theta=5e6, mrope_section=[12, 10, 10], mrope_interleaved=True),
         pad_token_id=ids("<|endoftext|>"), bos_token_id=None, eos_token_id=ids("<|im_end|>"), tie_word_embeddings=True,
     )  # fmt: skip
     vision: dict[str, Any] = dict(
@@ -152,11 +152,14 @@ def model(
                 weight.mul_(0.3)
             if "q_norm" in name or "k_norm" in name:
                 weight.fill_(1.3)
+        shared = torch.linalg.qr(torch.randn(width, 64)).Q.T  # (64, width), orthonormal rows
         for layer in language.layers:
             attention = layer.self_attn
-            query, value = attention.q_proj.weight, attention.v_proj.weight
-            attention.k_proj.weight.copy_(0.5 * query + 0.87 * attention.k_proj.weight)
-            attention.o_proj.weight.copy_(0.7 * value.T + 0.3 * attention.o_proj.weight)
+            for name in ("q_proj", "k_proj", "v_proj"):
+                weight = getattr(attention, name).weight
+                weight.copy_(0.7 * (weight + shared.repeat(len(weight) // 64, 1)))
+            weight = attention.o_proj.weight
+            weight.copy_(weight + 1.5 * shared.repeat(weight.shape[1] // 64, 1).T)
         table = language.embed_tokens.weight
         table.normal_(std=1.0)
         unspaced = 0.6 * torch.randn(width)

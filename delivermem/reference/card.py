@@ -54,7 +54,7 @@ def export(trainer: Trainer, folder: Path, table: Table, history: Sequence[dict[
 
 def _card(trainer: Trainer, table: Table) -> str:
     count = sum(p.numel() for p in trainer.net.parameters())
-    sorts = sorted({name for row in table.values() for name in row} - {"refusal"}) + ["refusal"]
+    sorts = [*sorted({name for row in table.values() for name in row} - {"refusal"}), "refusal"]
     lines = ["| delivered | answerable | " + " | ".join(sorts) + " |", "|---|" + "---|" * (len(sorts) + 1)]
     for arm, row in table.items():
         cells = [f"{row[name][0]:.2f}" if name in row else "" for name in sorts]
@@ -71,8 +71,8 @@ the 8B model takes (processor, chat template, image tokens, `generate`). Nothing
   conversations, delivered by `deliver` under varying decisions; no scene of the embedded benchmark, and none of
   {len(scenes.HELD_OUT)} pairs of colour and object that the benchmark shows, occurs in training.
 - **Training**: {trainer.step:,} steps in {trainer.spent:.0f} minutes, seed {trainer.seed}, float32; stages of K (delivered messages):
-  {ks}. Beside the answers, training used two hints: what an image token shows, and which
-  earlier tokens a token should attend to. Code: `delivermem/reference/`; weights are stored in bfloat16.
+  {ks}. Beside the answers, training used hints: what an image token shows, which
+  earlier tokens a token should attend to, and which words it should then hold. Code: `delivermem/reference/`; weights are stored in bfloat16.
 - **Use**: `AutoModelForImageTextToText.from_pretrained`, `delivermem.processors.StillQwen3VLProcessor`.
 
 ## Accuracy on fresh scenes

@@ -50,6 +50,18 @@ class Hint:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """A token that by layer GATHERED_BY should hold the word `token`, told apart from the others of its group."""
+
+    source: int
+    group: str
+    token: int
+
+
+GATHERED_BY = 3
+
+
+@dataclass(frozen=True)
 class Labelled:
     """What one image token shows, for the vision hints: indices into scenes' names, -1 for nothing."""
 
@@ -251,6 +263,7 @@ class Packer:
             if labels
             else {},
             hints=[(b, hint) for b, row in enumerate(rows) for hint in row["hints"]],
+            gathered=[(b, word) for b, row in enumerate(rows) for word in row["gathered"]],
         )
 
     def _row(self, c: Context) -> dict[str, Any]:
@@ -259,6 +272,11 @@ class Packer:
         starts = np.array([offset[0] for offset in encoding.offsets])
         position, cursor = self.positions(ids)
         hints, items = self._bind(c, starts)
+        gathered = [
+            Gathered(s, "key", ids[t]) for i in items if i["at"] for t in i["at"] for s in i["sources"]
+        ]
+        for item in items:
+            gathered += [Gathered(s, g, ids[t]) for s in item["sources"] for g, t in item["date"]]
         seg, label, positions = [0] * len(ids), [-100] * len(ids), [position]
         for number, (asked, answer) in enumerate(c.asks, 1):
             question = self.ids(f" {asked.text}<|im_end|>\n<|im_start|>assistant\n")
@@ -266,13 +284,26 @@ class Packer:
             first = len(ids) + len(question) - 1
             keys = self._keys(asked.text, len(ids))
             for source in range(first, first + len(reply) - 1):
-                hints += [Hint(2, head, source, at) for head, at in keys.items()]
+                hints += [Hint(2, head, source, at) for head, (_, at) in keys.items()]
+                gathered += [
+                    Gathered(source, g, (question + reply)[t - len(ids)])
+                    for g, at in keys.values()
+                    for t in at
+                    if g
+                ]
                 hints += self._look_up(asked, answer, source, c, items)
             ids += question + reply
             label += [-100] * (len(question) - 1) + reply + [-100]
             seg += [number] * (len(question) + len(reply))
             positions.append(np.tile(np.arange(cursor, cursor + len(question) + len(reply)), (3, 1)))
-        return dict(ids=ids, seg=seg, label=label, position=np.concatenate(positions, 1), hints=hints)
+        return dict(
+            ids=ids,
+            seg=seg,
+            label=label,
+            position=np.concatenate(positions, 1),
+            hints=hints,
+            gathered=gathered,
+        )
 
     def positions(self, ids: Sequence[int]) -> tuple[np.ndarray, int]:
         """Qwen3-VL's 3-D positions of a token row whose images are GRID x GRID, and the next free position."""
@@ -310,13 +341,20 @@ class Packer:
                 sources += range(first, first + TOKENS)
             sources += [words[word] for word in (turn.bought or ()) + (turn.kept or ())[1:]]
             item = dict(
-                words=words, sources=sources, key=key, cells=sources[1 : 1 + TOKENS] if span.slot else []
+                words=words,
+                sources=sources,
+                key=key,
+                at=(),
+                date=(),
+                cells=sources[1 : 1 + TOKENS] if span.slot else [],
             )
             if key:
                 keys = (at(span.start + body.index(f" {key}")),)
+                item["at"] = keys
                 hints += [Hint(1, 0, source, keys) for source in sources]
                 if span.date is not None:
                     first = at(span.date[0])
+                    item["date"] = (("year", first), ("day", first + 1), ("day", first + 2))
                     hints += [Hint(1, 1, source, (first, first + 1, first + 2)) for source in sources]
                 twins = [old for old in items if old["key"] == key]
                 if twins:
@@ -324,18 +362,22 @@ class Packer:
             items.append(item)
         return hints, items
 
-    def _keys(self, question: str, start: int) -> dict[int, tuple[int, ...]]:
+    def _keys(self, question: str, start: int) -> dict[int, tuple[str, tuple[int, ...]]]:
         """Where a question, whose tokens begin at `start`, says what to look for, by the head of layer 2 that gathers
-        it: 1 a topic or thing kept, 2 an object or second topic, 3 a colour or place."""
+        it: 1 a topic or thing kept, 2 an object or second topic, 3 a colour or place; each with its group of words."""
         found: dict[int, list[int]] = {}
+        group = {1: "key", 2: "object", 3: "colour"}
         encoding = self.rust.encode(f" {question}", add_special_tokens=False)
         for i, token in enumerate(encoding.tokens):
             head = _ROLES.get(token.removeprefix("Ġ"), 0)
             if head == 1 and 1 in found:
                 head = 2
+                group[2] = ""
+            if head == 3 and token.removeprefix("Ġ") not in scenes.COLOURS:
+                group[3] = ""
             if head:
                 found.setdefault(head, []).append(start + i)
-        return {head: tuple(at) for head, at in found.items()}
+        return {head: (group[head], tuple(at)) for head, at in found.items()}
 
     def _look_up(
         self, asked: world.Ask, answer: str, source: int, c: Context, items: list[dict[str, Any]]

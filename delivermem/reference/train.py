@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for p in group["params"]:
@@ -63,6 +63,7 @@ class Muon(torch.optim.Optimizer):
             for shape, alike in shapes.items():
                 updates = []
                 for p in alike:
+                    assert p.grad is not None
                     state = self.state[p]
                     velocity = state.setdefault("momentum", torch.zeros_like(p))
                     velocity.lerp_(p.grad, 1 - group["momentum"])
@@ -101,6 +102,14 @@ class Trainer:
             "tag": torch.tensor(ids([f"M{i}" for i in range(1, 11)])),
             "count": torch.tensor(ids(list(world.NUMBERS[1:5]))),
         }
+        spaced = [f"Ġ{word}" for word in (*world.TOPICS, *world.KEPT)]
+        self.groups = {
+            "key": torch.tensor(ids(spaced)),
+            "object": self.words["object"],
+            "colour": self.words["colour"],
+            "year": torch.tensor(ids(["2023", "2024", "2025"])),
+            "day": torch.tensor(ids([f"/{day:02d}" for day in range(1, 32)])),
+        }
         self.nothing = torch.nn.Parameter(torch.zeros(4))
         matrices = [
             p for n, p in self.net.model.language_model.named_parameters() if p.ndim == 2 and "layers" in n
@@ -111,7 +120,7 @@ class Trainer:
         chosen |= {id(p) for p in vision + embedding}
         rest = [p for p in self.net.parameters() if id(p) not in chosen] + [self.nothing]
         self.optimizers: list[torch.optim.Optimizer] = [
-            Muon(matrices, lr=4e-3),
+            Muon(matrices, lr=6e-3),
             torch.optim.AdamW(
                 [
                     dict(params=rest, lr=2e-3),
@@ -163,7 +172,7 @@ class Trainer:
         x = F.linear(x.reshape(n, build.GRID**2, -1), weight, tower.patch_embed.proj.bias)
         x = x + (tower.pos_embed(self._at) * self._by[:, :, None]).sum(1)
         cos, sin = (part[None, :, None] for part in self._turn)
-        deep = []
+        deep: list[Tensor] = []
         for i, block in enumerate(tower.blocks):
             a = block.attn
             q, k, v = a.qkv(block.norm1(x)).reshape(n, build.GRID**2, 3, a.num_heads, -1).unbind(2)
@@ -210,11 +219,11 @@ class Trainer:
         return self.net.lm_head(hidden[chosen]), batch["label"][chosen], seen
 
     def hint_loss(self, batch: dict[str, Any]) -> Tensor:
-        """Mean -log of the attention mass that hinted tokens put on their targets."""
+        """Mean over hinted heads of the mean -log attention mass that their tokens put on the targets."""
         groups: dict[tuple[int, int], list[tuple[int, corpus.Hint]]] = defaultdict(list)
         for b, hint in batch["hints"]:
             groups[hint.layer, hint.head].append((b, hint))
-        total, weight = torch.zeros(()), 0
+        total = torch.zeros(())
         for (layer, head), hints in groups.items():
             attention = self.net.model.language_model.layers[layer].self_attn
             hidden, dim = self._hidden[layer], attention.head_dim
@@ -235,8 +244,24 @@ class Trainer:
             )
             scores = scores.masked_fill(~batch["mask"][row, 0, source], -torch.inf)
             mass = scores.masked_fill(~targets, -torch.inf).logsumexp(1) - scores.logsumexp(1)
-            total, weight = total - mass.sum(), weight + len(hints)
-        return total / max(weight, 1)
+            total = total - mass.mean()
+        return total / max(len(groups), 1)
+
+    def gathered_loss(self, batch: dict[str, Any]) -> Tensor:
+        """Tokens scored against the embeddings of the words that they should hold by layer GATHERED_BY, by group."""
+        hidden, table = self._hidden[corpus.GATHERED_BY], self.net.model.language_model.embed_tokens.weight
+        by_group: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for b, word in batch["gathered"]:
+            by_group[word.group].append((b, word.source, word.token))
+        total = torch.zeros(())
+        for group, found in by_group.items():
+            row, source, token = torch.tensor(found).T
+            scores = hidden[row, source] @ table[self.groups[group]].T / 8
+            at = self.groups[group] == token[:, None]
+            known = at.any(1)  # a rare year is spelt in several tokens
+            if known.any():
+                total = total + F.cross_entropy(scores[known], at[known].int().argmax(1))
+        return total / max(len(by_group), 1)
 
     # -- data -------------------------------------------------------------------------------------------------
 
@@ -336,12 +361,26 @@ class Trainer:
         self.rng.bit_generator.state = about["rng"]
         return True
 
+    def see_as(self, folder: Path) -> None:
+        """Start from the vision tower and word embeddings of another run's checkpoint instead of a warm-up."""
+        tensors = load_file(folder / "checkpoint.safetensors")
+        kept = {
+            n[4:]: t
+            for n, t in tensors.items()
+            if n.startswith("net.") and ("visual" in n or "embed_tokens" in n)
+        }
+        self.net.load_state_dict(kept, strict=False)
+        self.nothing.data = tensors["nothing"]
+        self.step = WARM_UP
+
     def run(self, *, every: float = 4.0) -> None:
         started, losses, report = time.time() - self.spent * 60, defaultdict(list), self.spent + every
         log = (self.folder / "log.jsonl").open("a")
         while self.spent < self.minutes:
             left = (self.minutes - self.spent) / self.minutes
-            rate = min(1.0, (self.step + 1) / 100) * min(1.0, max(0.02, left / 0.35))
+            rate = min(1.0, (self.step + 1) / 60, abs(self.step - WARM_UP) / 60 + 0.02) * min(
+                1.0, max(0.02, left / 0.35)
+            )
             for group, base in zip(
                 (g for o in self.optimizers for g in o.param_groups), self.rates, strict=True
             ):
@@ -360,9 +399,15 @@ class Trainer:
                 logits, label, seen = self.forward(batch)
                 answers = F.cross_entropy(logits, label)
                 hints = self.hint_loss(batch)
-                vision = self.vision_loss(seen, batch["cells"])[0] if batch["cells"] else torch.zeros(())
-                loss = answers + 0.5 * hints + 0.5 * vision
-                for name, value in (("answers", answers), ("hints", hints), ("vision", vision)):
+                vision = self.vision_loss(seen, batch["cells"])[0] if seen is not None else torch.zeros(())
+                words = self.gathered_loss(batch)
+                loss = answers + 1.0 * hints + 0.5 * words + 0.5 * vision
+                for name, value in (
+                    ("answers", answers),
+                    ("hints", hints),
+                    ("words", words),
+                    ("vision", vision),
+                ):
                     losses[name].append(value.item())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
@@ -415,10 +460,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--minutes", type=float, default=120.0, help="training time in all, resumed parts counted in"
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--vision", type=Path, help="a run whose vision tower and word embeddings to start from"
+    )
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(options.folder, seed=options.seed, minutes=options.minutes)
-    print("resumed" if trainer.resume() else "from scratch", flush=True)
+    resumed = trainer.resume()
+    if options.vision and not resumed:
+        trainer.see_as(options.vision)
+    print("resumed" if resumed else "from scratch", flush=True)
     trainer.run()
 
 
