@@ -28,7 +28,7 @@ TAG_MODES = {"rank": 0.45, "shuffled": 0.25, "none": 0.12, "constant": 0.1, "tex
 """Share of training contexts by identity arm: tags stamped in rank order or shuffled, absent, one symbol, in text."""
 CONSTANT_TAG = "M"
 WEIGHTS = dict(
-    colour=1.0, place=1.0, count=0.7, which=1.5, bought=0.8, count_photos=1.1, more=0.9, when_photo=1.2,
+    colour=1.0, place=1.6, count=0.7, which=1.4, bought=1.3, count_photos=0.9, more=0.9, when_photo=1.2,
     when_topic=0.9, first=1.1, latest_photo=1.3, latest_place=1.0,
 )  # fmt: skip
 """Relative frequency of the sorts of question in training."""
@@ -227,6 +227,11 @@ class Packer:
             ["<|image_pad|>", "<|im_end|>", "<|endoftext|>"]
         )
         self._cache: dict[str, list[int]] = {}
+        self._places = [
+            (row * GRID + column, self.rust.token_to_id(f"Ġ{word}"))
+            for name, (column, row) in scenes.PLACES.items()
+            for word in name.split()
+        ]
 
     def ids(self, text: str) -> list[int]:
         if text not in self._cache:
@@ -277,6 +282,7 @@ class Packer:
         ]
         for item in items:
             gathered += [Gathered(s, g, ids[t]) for s in item["sources"] for g, t in item["date"]]
+            gathered += [Gathered(item["cells"][i], "place", t) for i, t in self._places if item["cells"]]
         seg, label, positions = [0] * len(ids), [-100] * len(ids), [position]
         for number, (asked, answer) in enumerate(c.asks, 1):
             question = self.ids(f" {asked.text}<|im_end|>\n<|im_start|>assistant\n")
@@ -374,7 +380,7 @@ class Packer:
                 head = 2
                 group[2] = ""
             if head == 3 and token.removeprefix("Ġ") not in scenes.COLOURS:
-                group[3] = ""
+                group[3] = "place"
             if head:
                 found.setdefault(head, []).append(start + i)
         return {head: (group[head], tuple(at)) for head, at in found.items()}

@@ -27,12 +27,7 @@ from delivermem.pictures import stamp
 from delivermem.records import REFUSAL
 from delivermem.reference import build, corpus
 
-STAGES: tuple[tuple[tuple[int, ...], float], ...] = (
-    ((1, 2, 3), 0.70),
-    ((3, 5), 0.70),
-    ((5, 8), 0.70),
-    ((5, 8, 10), 2.0),
-)
+STAGES: tuple[tuple[tuple[int, ...], float], ...] = (((1, 2, 3), 0.55), ((3, 5, 6), 0.60), ((5, 8, 10), 2.0))
 """Numbers of delivered turns drawn in each stage, and the held-out accuracy at the largest that ends it."""
 VISION_RATE, VISION_RATE_LATER = 2e-3, 7e-4
 """Learning rate of the vision tower while it is alone, and after."""
@@ -107,6 +102,7 @@ class Trainer:
             "key": torch.tensor(ids(spaced)),
             "object": self.words["object"],
             "colour": self.words["colour"],
+            "place": torch.tensor(ids(["Ġtop", "Ġright", "Ġbottom", "Ġleft", "Ġcenter"])),
             "year": torch.tensor(ids(["2023", "2024", "2025"])),
             "day": torch.tensor(ids([f"/{day:02d}" for day in range(1, 32)])),
         }
