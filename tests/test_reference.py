@@ -95,6 +95,31 @@ def test_every_hint_points_at_what_it_names(trainer, turns):
             assert list(scenes.COLOURS)[labels[row * 3 + column].colour] == answer
 
 
+def test_what_a_token_should_hold_is_what_its_item_and_its_question_say(trainer, turns):
+    """Gathered words: an item's key, date and places; a question's own words; each known in its group."""
+    made = corpus.context(np.random.default_rng(5), turns, 6, questions=10)
+    batch = trainer.packer.pack([made])
+    name = trainer.processor.tokenizer.convert_ids_to_tokens
+    text = name(batch["ids"][0].tolist())
+    pad = [i for i, token in enumerate(text) if token == "<|image_pad|>"]
+    held = {}
+    for _, word in batch["gathered"]:
+        assert 0 <= word.source < len(text)
+        held.setdefault((word.group, word.source), set()).add(name(word.token).removeprefix("Ġ"))
+        known = word.token in trainer.groups[word.group]
+        assert known or word.group == "year", (word, name(word.token))
+    for n, photo in enumerate(span for span in made.spans if span.slot):
+        cells = pad[n * corpus.TOKENS : (n + 1) * corpus.TOKENS]
+        for place, (column, row) in scenes.PLACES.items():
+            assert held["place", cells[row * corpus.GRID + column]] == set(place.split())
+        assert not photo.turn.topic or all(held["key", cell] == {photo.turn.topic} for cell in cells)
+    first = {n: batch["seg"][0].tolist().index(n) for n in range(1, len(made.asks) + 1)}
+    for number, (asked, _) in enumerate(made.asks, 1):
+        for (group, source), words in held.items():
+            if source >= first[number] and batch["seg"][0, source] == number:
+                assert words <= set(asked.text.replace("?", " ").split()), (group, words, asked.text)
+
+
 def test_withheld_evidence_is_answered_by_refusing(turns):
     rng = np.random.default_rng(4)
     blind = corpus.context(rng, turns, 8, questions=20, pixels=False, absent=0.0)

@@ -297,7 +297,7 @@ class Packer:
                     for t in at
                     if g
                 ]
-                hints += self._look_up(asked, answer, source, c, items)
+                hints += self._look_up(asked, answer, source, source - first, c, items)
             ids += question + reply
             label += [-100] * (len(question) - 1) + reply + [-100]
             seg += [number] * (len(question) + len(reply))
@@ -386,9 +386,10 @@ class Packer:
         return {head: (group[head], tuple(at)) for head, at in found.items()}
 
     def _look_up(
-        self, asked: world.Ask, answer: str, source: int, c: Context, items: list[dict[str, Any]]
+        self, asked: world.Ask, answer: str, source: int, word: int, c: Context, items: list[dict[str, Any]]
     ) -> list[Hint]:
-        """The answer's positions attend to the evidence (layer 3), then to the part that answers (layer 4)."""
+        """The answer's positions attend to the evidence (layer 3), then to the part that answers (layer 4); where
+        the answer's words are copied from separate words, its `word`th position to the `word`th of them."""
         if answer == REFUSAL:
             return [Hint(3, 0, source, (0,)), Hint(4, 0, source, (0,))]
 
@@ -415,4 +416,5 @@ class Packer:
             hints = [Hint(3, head, source, targets) for head, targets in enumerate(both)]
         else:
             hints = [Hint(3, 0, source, tokens(asked.focus))]
-        return [*hints, Hint(4, 0, source, tokens(asked.final))]
+        final = asked.final[word : word + 1] if asked.subtype == "bought" else asked.final
+        return [*hints, Hint(4, 0, source, tokens(final))] if final else hints
