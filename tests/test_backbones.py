@@ -261,7 +261,7 @@ def test_what_is_no_model_is_refused_with_the_known_ones(random_qwen, tmp_path, 
     shutil.copytree(random_qwen, tmp_path / "models" / "here")
     monkeypatch.setenv("DELIVERMEM_DATA", str(tmp_path))
     assert backbones.load("here").name == "here"
-    with pytest.raises(backbones.BackboneError, match="'nobody' is unknown.*here"):
+    with pytest.raises(backbones.BackboneError, match=r"'nobody' is unknown.*here"):
         backbones.load("nobody")
     (tmp_path / "models" / "here" / "model.safetensors").unlink()
     with pytest.raises(backbones.BackboneError, match="no \\*\\.safetensors"):
