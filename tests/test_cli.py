@@ -117,21 +117,3 @@ def test_importing_the_package_and_its_command_line_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_importing_the_package_takes_less_than_numpy_and_pillow_together():
-    """The 0.3 s budget as a ratio: what `import delivermem` costs against libraries that everyone loads."""
-    code = "import time; s = time.perf_counter(); {}; print(time.perf_counter() - s)"
-
-    def seconds(statement):
-        runs = [
-            float(
-                subprocess.run(
-                    [sys.executable, "-c", code.format(statement)], capture_output=True, check=True
-                ).stdout
-            )
-            for _ in range(3)
-        ]
-        return min(runs)
-
-    assert seconds("import delivermem") < seconds("import numpy, PIL.Image")

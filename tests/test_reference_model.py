@@ -60,6 +60,29 @@ def test_pixels_matter_and_their_absence_is_declined(model):
         assert right >= 3 * guess if decisions.modality == "pixels" else right <= guess
 
 
+@pytest.fixture(scope="module")
+def cached():
+    table = runs.load("decomposition", benchmark="mini-memlens", backbone="tiny-qwen3-vl")
+    return table.assign(right=table.verdict == "right")
+
+
+def test_without_pixels_nothing_that_needs_them_is_answered_above_guessing(cached):
+    """Were it otherwise, text would leak. Over all cached answers of the arms that withhold pixels."""
+    blind = cached[cached.needs_pixels & cached.condition.isin(["gold-text", "bm25-text"])]
+    for _, arm in blind.groupby("condition"):
+        assert len(arm) > 200 and arm.right.mean() <= arm.guess.mean()
+
+
+def test_the_model_carries_the_k_at_which_it_is_asked(cached):
+    """Gold messages and pixels: what makes it an instrument for everything that is measured below."""
+    table = cached[cached.condition == "gold-pixels"]
+    refusals = table.kind == "answer_refusal"
+    seen = table[table.needs_pixels & ~refusals]
+    assert table.k.unique().tolist() == [experiments.DEFAULT_K["mini-memlens"]] and table.k.min() >= 5
+    assert table[~refusals].right.mean() >= 0.6 and table[refusals].right.mean() >= 0.8
+    assert seen.right.mean() >= 3 * seen.guess.mean()
+
+
 def test_answers_made_anew_are_the_committed_ones():
     """A sample of 60 of the committed answers, asked again. On the machine that made them all are the same; elsewhere
     one in a hundred may differ, which in 60 is one."""
