@@ -26,13 +26,14 @@ def discordant(a: Mapping[str, bool], b: Mapping[str, bool]) -> tuple[int, int]:
 def mcnemar(b: int, c: int) -> float:
     """Exact two-sided p of McNemar's test from the two discordant counts; 1 where there are none.
 
-    p = min(1, 2 P(X <= min(b, c))), X ~ Binomial(b + c, 1/2), in whole numbers until the last division.
+    p = min(1, 2 P(X <= min(b, c))), X ~ Binomial(b + c, 1/2), as computed by statsmodels.
     Source: McNemar 1947, in its exact conditional form.
     """
+    from statsmodels.stats.contingency_tables import mcnemar as exact_test
+
     if b < 0 or c < 0:
         raise ValueError(f"discordant counts {b} and {c} must not be negative")
-    tail = sum(math.comb(b + c, i) for i in range(min(b, c) + 1))
-    return float(min(1.0, 2 * tail / 2 ** (b + c)))
+    return float(exact_test([[0, b], [c, 0]], exact=True).pvalue) if b + c else 1.0
 
 
 def sign_test(differences: Iterable[float]) -> float:
@@ -43,13 +44,11 @@ def sign_test(differences: Iterable[float]) -> float:
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Holm's step-down adjusted p values for one declared family, in the order given (Holm 1979)."""
+    from statsmodels.stats.multitest import multipletests
+
     if any(not 0 <= p <= 1 for p in ps):
         raise ValueError(f"p values must lie in [0, 1]: {list(ps)}")
-    adjusted, highest = [0.0] * len(ps), 0.0
-    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
-        adjusted[i] = highest
-    return adjusted
+    return [float(p) for p in multipletests(ps, method="holm")[1]] if len(ps) else []
 
 
 def generator(seed: int, *names: object) -> np.random.Generator:
