@@ -56,7 +56,7 @@ def _conversation(seed: int, number: int) -> Iterator[Question]:
             memory=memory,
             subtype=asked.subtype,
             time=asked_at,
-            gold=tuple(turns[j].id for j in asked.gold),
+            gold=tuple(turns[j].id for j in sorted(asked.gold)),
             needs=sort.needs,
             answer_is_record=asked.subtype == "which" and not asked.refusal,
         )
