@@ -129,10 +129,12 @@ def figures(
     for path in paths:
         started = time.monotonic()
         try:
-            notebooks.execute(path)
+            aside = notebooks.execute(path)
         except notebooks.NotebookError as error:
             _refuse(error, 1)
         _say(f"{path.name}: {time.monotonic() - started:.0f} s")
+        if aside:
+            typer.echo(aside, err=True)
     try:
         notebooks.refresh_readme()
     except (ValueError, OSError) as error:

@@ -33,10 +33,11 @@ def find(numbers: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
     return [known[number] for number in wanted]
 
 
-def execute(path: Path) -> None:
+def execute(path: Path) -> str:
     """Run one notebook top to bottom in a fresh kernel, clean it, and replace the file.
 
-    A failing cell is a NotebookError, and the file on disk stays as it was.
+    Returns what its cells wrote to stderr (progress, warnings), which the file does not keep. A failing cell is a
+    NotebookError, and the file on disk stays as it was.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -56,10 +57,13 @@ def execute(path: Path) -> None:
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
         at = next((i for i, c in enumerate(code, 1) if any(o.output_type == "error" for o in c.outputs)), 0)
         raise NotebookError(f"{path.name}, code cell {at}: {error.ename}: {error.evalue}") from None
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    aside = "".join(o.text for o in outputs if o.output_type == "stream" and o.name == "stderr")
     clean(notebook)
     part = path.with_suffix(".part")
     nbformat.write(notebook, part)
     os.replace(part, path)
+    return aside
 
 
 def clean(notebook: Any) -> None:
