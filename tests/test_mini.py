@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivermem.benchmarks import load, memlens, mini, scenes, world
+from delivermem.benchmarks import asking, load, memlens, mini, scenes, world
 from delivermem.delivery import Decisions, deliver
 from delivermem.pictures import content_hash
 from delivermem.pictures import load as open_picture
@@ -35,7 +35,7 @@ def test_it_is_as_large_as_it_says(benchmark_):
     assert kinds["answer_refusal"] >= 60
     assert len(benchmark_.memories) >= 60
     assert min(len(memory) for memory in benchmark_.memories) >= 40
-    assert {question.subtype for question in benchmark_.questions} == set(world.SORTS)
+    assert {question.subtype for question in benchmark_.questions} == set(asking.SORTS)
     assert len({question.id for question in benchmark_.questions}) == len(benchmark_.questions)
 
 
@@ -157,12 +157,12 @@ def test_a_file_out_of_form_is_refused_in_one_sentence(benchmark_, tmp_path, cha
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from(sorted(world.SORTS)))
+@given(st.integers(0, 10_000), st.sampled_from(sorted(asking.SORTS)))
 def test_an_ask_is_true_of_the_turns_it_was_asked_of(seed, subtype):
     """The answer follows from the gold turns alone: asking again of only those keeps it possible and equal."""
     rng = np.random.default_rng(seed)
     turns = world.conversation(rng, for_benchmark=True)
-    asked = world.ask(rng, turns, subtype)
+    asked = asking.ask(rng, turns, subtype)
     if asked is None:
         return
     gold = [turns[i] for i in asked.gold]

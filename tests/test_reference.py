@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from delivermem.benchmarks import scenes, world
+from delivermem.benchmarks import asking, scenes, world
 from delivermem.delivery import Decisions, deliver
 from delivermem.records import REFUSAL, Slot
 from delivermem.reference import build, corpus
-from delivermem.reference.train import Muon, Trainer
+from delivermem.reference.muon import Muon
+from delivermem.reference.train import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_withheld_evidence_is_answered_by_refusing(turns):
     rng = np.random.default_rng(4)
     blind = corpus.context(rng, turns, 8, questions=20, pixels=False, absent=0.0)
     for asked, answer in blind.asks:
-        needs = world.SORTS[asked.subtype].needs
+        needs = asking.SORTS[asked.subtype].needs
         assert (answer == REFUSAL) == ("pixels" in needs)
     full = corpus.context(rng, turns, 8, questions=20, pixels=False, absent=0.0, expect_full=True)
     assert all(answer != REFUSAL for _, answer in full.asks)

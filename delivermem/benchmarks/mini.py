@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from delivermem.benchmarks import Benchmark, world
+from delivermem.benchmarks import Benchmark, asking, world
 from delivermem.pictures import content_hash, load
 from delivermem.records import REFUSAL, Memory, Question, Record, format_time
 
@@ -47,7 +47,7 @@ def _conversation(seed: int, number: int) -> Iterator[Question]:
     memory = Memory(f"mini-{number:03d}", tuple(turn.record() for turn in turns))
     asked_at = turns[-1].time + timedelta(days=int(rng.integers(1, 30)), minutes=int(rng.integers(0, 600)))
     for i, asked in enumerate(asks):
-        sort = world.SORTS[asked.subtype]
+        sort = asking.SORTS[asked.subtype]
         yield Question(
             id=f"q{number:03d}-{i}",
             text=asked.text,
@@ -62,15 +62,15 @@ def _conversation(seed: int, number: int) -> Iterator[Question]:
         )
 
 
-def _asks(rng: np.random.Generator, turns: list[world.Turn], number: int) -> list[world.Ask]:
+def _asks(rng: np.random.Generator, turns: list[world.Turn], number: int) -> list[asking.Ask]:
     """The conversation's share of every sort of question in turn, and one refusal; short when a sort is not to be had."""
-    names = list(world.SORTS)
+    names = list(asking.SORTS)
     wanted = [(names[(number * ANSWERABLE + i) % len(names)], False) for i in range(ANSWERABLE)]
     wanted.append((_ABSENT[number % len(_ABSENT)], True))
-    made: dict[str, world.Ask] = {}
+    made: dict[str, asking.Ask] = {}
     for subtype, absent in wanted:
         for _ in range(20):
-            asked = world.ask(rng, turns, subtype, absent=absent)
+            asked = asking.ask(rng, turns, subtype, absent=absent)
             if asked is not None and asked.text not in made:
                 made[asked.text] = asked
                 break

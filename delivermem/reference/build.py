@@ -15,7 +15,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from delivermem.benchmarks import scenes, world
+from delivermem.benchmarks import asking, scenes, world
 from delivermem.delivery import PREAMBLES, SYSTEM, question_block
 from delivermem.processors import StillQwen3VLProcessor
 from delivermem.records import REFUSAL, format_time
@@ -42,8 +42,8 @@ def _corpus(conversations: int = 1500) -> Iterator[str]:
         turns = world.conversation(rng, for_benchmark=False)
         for turn in turns:
             yield f"[{format_time(turn.time)}] {turn.text}\n{turn.topic}"
-        for subtype in world.SORTS:
-            asked = world.ask(rng, turns, subtype)
+        for subtype in asking.SORTS:
+            asked = asking.ask(rng, turns, subtype)
             if asked is not None:
                 yield question_block(asked.text) + "\n" + (asked.answer if subtype != "which" else "M1")
     words = [

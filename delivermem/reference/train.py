@@ -1,8 +1,6 @@
 """Train the embedded reference model from scratch: `python -m delivermem.reference.train --help`.
 
-The network is the unchanged `Qwen3VLForConditionalGeneration`; only the forward pass of training is our own, to
-let many questions share one context and to read the hints off the attention. Stages widen K when held-out
-accuracy says so. A run resumes from its checkpoint; checkpoints are safetensors and JSON.
+Stages widen K when held-out accuracy says so. A run resumes from its checkpoint; checkpoints are safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen
 
 from delivermem.benchmarks import scenes, world
 from delivermem.pictures import stamp
 from delivermem.records import REFUSAL
-from delivermem.reference import build, corpus
+from delivermem.reference import corpus
+from delivermem.reference.muon import Muon
+from delivermem.reference.network import Network
 
 STAGES: tuple[tuple[tuple[int, ...], float], ...] = (((1, 2, 3), 0.55), ((3, 5, 6), 0.60), ((5, 8, 10), 2.0))
 """Numbers of delivered turns drawn in each stage, and the held-out accuracy at the largest that ends it."""
 VISION_RATE, VISION_RATE_LATER = 2e-3, 7e-4
 """Learning rate of the vision tower while it is alone, and after."""
-HINTED_LAYERS = (1, 2, 3, 4)
 BATCH_TOKENS = 3600
 WARM_UP = 700
 """Steps on single photographs before the first conversation."""
@@ -39,74 +37,15 @@ PICK_K = 8
 """Held-out loss at this K picks the checkpoint that is kept as `best`."""
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum orthogonalised by Newton-Schulz (Jordan et al. 2024), in float32: torch.optim.Muon computes in
-    bfloat16, which many CPUs emulate some twenty times slower. Parameters of one shape are updated as a batch."""
-
-    def __init__(
-        self, params: Sequence[Tensor], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.05
-    ):
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            for p in group["params"]:
-                if p.grad is not None:
-                    shapes[p.shape].append(p)
-            for shape, alike in shapes.items():
-                updates = []
-                for p in alike:
-                    assert p.grad is not None
-                    state = self.state[p]
-                    velocity = state.setdefault("momentum", torch.zeros_like(p))
-                    velocity.lerp_(p.grad, 1 - group["momentum"])
-                    updates.append(p.grad.lerp(velocity, group["momentum"]))
-                moved = _orthogonal(torch.stack(updates)) * (0.2 * max(shape) ** 0.5)
-                for p, update in zip(alike, moved, strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
-
-
-def _orthogonal(x: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: (b, m, n) -> (b, m, n) with singular values near 1."""
-    wide = x.shape[1] <= x.shape[2]
-    x = x if wide else x.mT
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x if wide else x.mT
-
-
-class Trainer:
+class Trainer(Network):
     """Everything a step needs; `run` trains until the minutes given are used up."""
 
     def __init__(self, folder: Path, *, seed: int, minutes: float):
+        super().__init__(seed=seed)
         self.folder, self.seed, self.minutes = folder, seed, minutes
-        self.processor = build.processor()
-        self.net = build.model(self.processor, seed=seed).train()
-        self.packer = corpus.Packer(self.processor.tokenizer)
         self.rng = np.random.default_rng(seed)
         self.step, self.stage, self.spent, self.best = 0, 0, 0.0, float("inf")
         self.held_out_loss = float("nan")
-        ids = self.processor.tokenizer.convert_tokens_to_ids
-        self.words = {
-            "colour": torch.tensor(ids([f"Ġ{name}" for name in scenes.COLOURS])),
-            "object": torch.tensor(ids([f"Ġ{name}" for name in scenes.OBJECTS])),
-            "tag": torch.tensor(ids([f"M{i}" for i in range(1, 11)])),
-            "count": torch.tensor(ids(list(world.NUMBERS[1:5]))),
-        }
-        spaced = [f"Ġ{word}" for word in (*world.TOPICS, *world.KEPT)]
-        self.groups = {
-            "key": torch.tensor(ids(spaced)),
-            "object": self.words["object"],
-            "colour": self.words["colour"],
-            "place": torch.tensor(ids(["Ġtop", "Ġright", "Ġbottom", "Ġleft", "Ġcenter"])),
-            "year": torch.tensor(ids(["2023", "2024", "2025"])),
-            "day": torch.tensor(ids([f"/{day:02d}" for day in range(1, 32)])),
-        }
-        self.nothing = torch.nn.Parameter(torch.zeros(4))
         matrices = [
             p for n, p in self.net.model.language_model.named_parameters() if p.ndim == 2 and "layers" in n
         ]
@@ -130,134 +69,6 @@ class Trainer:
         ]
         self._first_vision = vision[0]
         self.rates = [group["lr"] for optimizer in self.optimizers for group in optimizer.param_groups]
-        self._hidden: dict[int, Tensor] = {}
-        for layer in HINTED_LAYERS:
-            attention = self.net.model.language_model.layers[layer].self_attn
-            attention.register_forward_pre_hook(self._keep(layer), with_kwargs=True)
-        self._grid_of_one()
-
-    def _keep(self, layer: int) -> Any:
-        def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-            self._hidden[layer] = kwargs["hidden_states"]
-            self._rotary = kwargs["position_embeddings"]
-
-        return hook
-
-    # -- vision: the tower of the model, over images that all have the same grid -------------------------------
-
-    def _grid_of_one(self) -> None:
-        config = self.net.config.vision_config
-        grid = torch.tensor([[1, build.GRID, build.GRID]])
-        self._at, self._by = qwen.get_vision_interpolation_indices_and_weights(
-            grid,
-            num_grid_per_side=build.GRID,
-            mode="bilinear",
-            align_corners=True,
-            spatial_merge_size=2,
-            kwargs={},
-        )
-        places = qwen.get_vision_position_ids(grid, config.spatial_merge_size, kwargs={})
-        self._turn = self.net.model.visual.rotary_pos_emb(torch.zeros(1), places)
-
-    def see(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """images (n, SIDE, SIDE, 3) uint8 -> image tokens (n * TOKENS, width) and the deepstack features."""
-        tower, n, half = self.net.model.visual, len(images), build.GRID // 2
-        x = images.permute(0, 3, 1, 2).float() / 127.5 - 1
-        x = x.reshape(n, 3, half, 2, build.PATCH, half, 2, build.PATCH).permute(0, 2, 5, 3, 6, 1, 4, 7)
-        weight = tower.patch_embed.proj.weight.sum(2).flatten(1)
-        x = F.linear(x.reshape(n, build.GRID**2, -1), weight, tower.patch_embed.proj.bias)
-        x = x + (tower.pos_embed(self._at) * self._by[:, :, None]).sum(1)
-        cos, sin = (part[None, :, None] for part in self._turn)
-        deep: list[Tensor] = []
-        for i, block in enumerate(tower.blocks):
-            a = block.attn
-            q, k, v = a.qkv(block.norm1(x)).reshape(n, build.GRID**2, 3, a.num_heads, -1).unbind(2)
-            q, k = (y * cos + qwen.rotate_half(y) * sin for y in (q, k))
-            o = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
-            x = x + a.proj(o.transpose(1, 2).flatten(2))
-            x = x + block.mlp(block.norm2(x))
-            if i in tower.deepstack_visual_indexes:
-                deep.append(tower.deepstack_merger_list[len(deep)](x.flatten(0, 1)))
-        return tower.merger(x.flatten(0, 1)), deep
-
-    def vision_loss(self, tokens: Tensor, cells: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Each image token scored against the embeddings of the words for what it shows; class -1 is 'nothing'."""
-        table = self.net.model.language_model.embed_tokens.weight
-        loss, right = torch.zeros(()), {}
-        for i, (name, ids) in enumerate(self.words.items()):
-            scores = tokens @ table[ids].T / 8
-            scores = torch.cat([scores, self.nothing[i].expand(len(scores), 1)], 1)
-            target = torch.where(cells[name] < 0, len(ids), cells[name])
-            loss = loss + F.cross_entropy(scores, target)
-            shown = target < len(ids)
-            right[name] = float((scores.argmax(1) == target)[shown].float().mean()) if shown.any() else 1.0
-        return loss, right
-
-    # -- language ---------------------------------------------------------------------------------------------
-
-    def forward(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits at the answer positions (a, vocabulary), their labels (a,), and the image tokens."""
-        model = self.net.model
-        embedded, seen, deep, mask = model.language_model.embed_tokens(batch["ids"]), None, None, None
-        if batch["images"] is not None:
-            seen, deep = self.see(batch["images"])
-            mask = batch["ids"] == self.net.config.image_token_id
-            embedded = embedded.masked_scatter(mask[..., None].expand_as(embedded), seen)
-        hidden = model.language_model(
-            inputs_embeds=embedded,
-            attention_mask=batch["mask"],
-            position_ids=batch["position"],
-            visual_pos_masks=mask,
-            deepstack_visual_embeds=deep,
-            use_cache=False,
-        ).last_hidden_state
-        chosen = batch["label"] != -100
-        return self.net.lm_head(hidden[chosen]), batch["label"][chosen], seen
-
-    def hint_loss(self, batch: dict[str, Any]) -> Tensor:
-        """Mean over hinted heads of the mean -log attention mass that their tokens put on the targets."""
-        groups: dict[tuple[int, int], list[tuple[int, corpus.Hint]]] = defaultdict(list)
-        for b, hint in batch["hints"]:
-            groups[hint.layer, hint.head].append((b, hint))
-        total = torch.zeros(())
-        for (layer, head), hints in groups.items():
-            attention = self.net.model.language_model.layers[layer].self_attn
-            hidden, dim = self._hidden[layer], attention.head_dim
-            part = slice(head * dim, (head + 1) * dim)
-            row = torch.tensor([b for b, _ in hints])
-            source = torch.tensor([hint.source for _, hint in hints])
-            q = attention.q_norm(F.linear(hidden[row, source], attention.q_proj.weight[part]))
-            k = attention.k_norm(F.linear(hidden, attention.k_proj.weight[part]))
-            cos, sin = self._rotary
-            q = q * cos[row, source] + qwen.rotate_half(q) * sin[row, source]
-            k = k * cos + qwen.rotate_half(k) * sin
-            targets = torch.zeros(len(hints), k.shape[1], dtype=torch.bool)
-            at = [(i, t) for i, (_, hint) in enumerate(hints) for t in hint.targets]
-            targets[tuple(torch.tensor(at).T)] = True
-            sizes = torch.bincount(row, minlength=len(k)).tolist()  # hints come row by row
-            scores = (
-                torch.cat([part_q @ k[b].T for b, part_q in enumerate(q.split(sizes))]) * attention.scaling
-            )
-            scores = scores.masked_fill(~batch["mask"][row, 0, source], -torch.inf)
-            mass = scores.masked_fill(~targets, -torch.inf).logsumexp(1) - scores.logsumexp(1)
-            total = total - mass.mean()
-        return total / max(len(groups), 1)
-
-    def gathered_loss(self, batch: dict[str, Any]) -> Tensor:
-        """Tokens scored against the embeddings of the words that they should hold by layer GATHERED_BY, by group."""
-        hidden, table = self._hidden[corpus.GATHERED_BY], self.net.model.language_model.embed_tokens.weight
-        by_group: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for b, word in batch["gathered"]:
-            by_group[word.group].append((b, word.source, word.token))
-        total = torch.zeros(())
-        for group, found in by_group.items():
-            row, source, token = torch.tensor(found).T
-            scores = hidden[row, source] @ table[self.groups[group]].T / 8
-            at = self.groups[group] == token[:, None]
-            known = at.any(1)  # a rare year is spelt in several tokens
-            if known.any():
-                total = total + F.cross_entropy(scores[known], at[known].int().argmax(1))
-        return total / max(len(by_group), 1)
 
     # -- data -------------------------------------------------------------------------------------------------
 
@@ -357,18 +168,6 @@ class Trainer:
         self.rng.bit_generator.state = about["rng"]
         return True
 
-    def see_as(self, folder: Path) -> None:
-        """Start from the vision tower and word embeddings of another run's checkpoint instead of a warm-up."""
-        tensors = load_file(folder / "checkpoint.safetensors")
-        kept = {
-            n[4:]: t
-            for n, t in tensors.items()
-            if n.startswith("net.") and ("visual" in n or "embed_tokens" in n)
-        }
-        self.net.load_state_dict(kept, strict=False)
-        self.nothing.data = tensors["nothing"]
-        self.step = WARM_UP
-
     def run(self, *, every: float = 4.0) -> None:
         started, losses, report = time.time() - self.spent * 60, defaultdict(list), self.spent + every
         log = (self.folder / "log.jsonl").open("a")
@@ -456,15 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--minutes", type=float, default=55.0, help="training time in all, resumed parts counted in"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--vision", type=Path, help="a run whose vision tower and word embeddings to start from"
-    )
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(options.folder, seed=options.seed, minutes=options.minutes)
     resumed = trainer.resume()
-    if options.vision and not resumed:
-        trainer.see_as(options.vision)
     print("resumed" if resumed else "from scratch", flush=True)
     trainer.run()
 
