@@ -15,8 +15,8 @@ from delivermem.pictures import PictureError
 from delivermem.records import Answer, Prompt, Question
 
 TEXT_ONLY = Decisions(modality="text")
-DEFAULT_K = {"mini-memlens": 10}
-"""Records delivered per question where nothing else is said: the paper's 10 on MemLens."""
+DEFAULT_K = {"mini-memlens": 10, **{f"mini-dmv-{sessions}": 5 for sessions in (5, 10, 15, 50)}}
+"""Records delivered per question where nothing else is said: the paper's 10 on MemLens and 5 on DMV-Bench."""
 CHUNK = 64
 """Prompts drawn at a time: what is held in memory."""
 
@@ -95,7 +95,7 @@ def plan(
             records = retrieval.rank(condition.ranker, question, k, seed=seed)
             prompt, trouble = None, ""
             try:
-                prompt = deliver(records, question, condition.decisions)
+                prompt = deliver(records, question, condition.decisions, layout=benchmark.layout)
             except PictureError as error:
                 trouble = str(error)
             text, pixels = runs.prompt_hashes(prompt) if prompt else (trouble, "")

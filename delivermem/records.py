@@ -25,6 +25,8 @@ IMAGE_MARK = "<image>"
 REFUSAL = "Insufficient information"
 """What a model is asked to reply when the delivered memory does not hold the answer."""
 
+Layout = Literal["interleaved", "images-last"]
+
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _TIME = re.compile(
     r"\s*(\d{4})[/-](\d{1,2})[/-](\d{1,2})(?:\s*\(([^)]*)\))?(?:[\sT]*(?<!\d)(\d{1,2}):(\d{2})(?::\d{2})?)?\s*"
@@ -147,23 +149,28 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One delivered record: its stated time, and its text with slots in place of the pictures."""
+    """One delivered record: what it is called in the text, its stated time, its text with slots for its pictures."""
 
     record_id: str
     time: str
     parts: tuple[str | Slot, ...]
     tag: str = ""
+    lead: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Everything that reaches the model, in order: system, preamble, items, question."""
+    """Everything that reaches the model, in order: system, preamble, items, question.
+
+    `layout` says where the slots stand: in their items' text, or all after the last item (DMV-Bench's layout).
+    """
 
     system: str
     preamble: str
     items: tuple[Item, ...]
     question: str
     decisions: Mapping[str, str] = field(default_factory=dict)
+    layout: Layout = "interleaved"
 
     @property
     def delivered(self) -> tuple[str, ...]:
@@ -187,8 +194,13 @@ class Prompt:
     def parts(self) -> list[str | Slot]:
         """The user message: strings and slots, neighbouring strings joined."""
         flat: list[str | Slot] = [self.preamble]
+        last = self.layout == "images-last"
         for item in self.items:
-            flat += [f"[{item.time}] " if item.time else "", *item.parts, "\n"]
+            flat += [item.lead, f"[{item.time}] " if item.time else ""]
+            flat += [part for part in item.parts if not (last and isinstance(part, Slot))]
+            flat.append("\n")
+        if last and self.slots:
+            flat += [*self.slots, "\n"]
         flat.append(self.question)
         joined: list[str | Slot] = []
         for part in flat:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from delivermem.benchmarks import asking, scenes, world
+from delivermem.benchmarks import asking, scenes, shop, world
 from delivermem.delivery import Decisions, deliver
-from delivermem.records import REFUSAL, Slot
-from delivermem.reference import build, corpus
+from delivermem.records import REFUSAL, Memory, Question, Slot
+from delivermem.reference import build, corpus, shopping
 from delivermem.reference.muon import Muon
 from delivermem.reference.train import Trainer
 
@@ -178,3 +178,31 @@ def test_the_tokenizer_keeps_any_text_and_whole_words(trainer):
     for word in (*scenes.COLOURS, *scenes.OBJECTS, *world.TOPICS, *world.ROOMS, *world.KEPT, *world.BOUGHT):
         assert len(tok.encode(f" {word}", add_special_tokens=False)) == 1, word
     assert build.GRID**2 // 4 == corpus.TOKENS
+
+
+@pytest.mark.parametrize("tags", ["rank", "none"])
+def test_a_packed_visit_to_the_shop_is_the_delivered_prompt_and_gives_its_logits(trainer, tags):
+    """As for conversations: frames larger than photographs, all pictures after all texts."""
+    rng = np.random.default_rng(6)
+    visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 3)
+    made = shopping.context(rng, visits, 5, questions=3, tags=tags, absent=0.0)
+    view = [span.visit for span in made.spans]
+    asked, answer = made.asks[0]
+    last = max(visit.time for visit in visits)
+    question = Question("", asked.text, "", "", Memory("", ()), time=last)
+    decisions = Decisions(identity="stamp" if tags == "rank" else "none")
+    prompt = deliver([visit.record() for visit in view], question, decisions, layout="images-last")
+    real = _real(trainer, prompt.to_transformers())
+    batch = trainer.packer.pack([made])
+    first, second = ((batch["seg"][0] == n).nonzero().flatten() for n in (0, 1))
+    kept = torch.cat([first, second[: len(second) - len(trainer.packer.ids(answer)) - 1]])
+    assert batch["ids"][0, kept].tolist() == real["input_ids"][0].tolist()
+    with torch.no_grad():
+        theirs = trainer.net.eval()(**real).logits[0, -1]
+        logits, _, _ = trainer.forward(batch)
+    trainer.net.train()
+    rows = batch["seg"][batch["label"] != -100]
+    torch.testing.assert_close(logits[rows == 1][0], theirs, atol=2e-3, rtol=1e-3)
+    if asked.subtype == "product":
+        (cell,) = asked.focus
+        assert answer == view[cell[0]].product.code and "/product/" + answer in prompt.text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from delivermem.records import Memory, Question
+from delivermem.records import Layout, Memory, Question
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +16,7 @@ class Benchmark:
     name: str
     revision: str
     questions: tuple[Question, ...]
+    layout: Layout = "interleaved"
 
     @property
     def memories(self) -> tuple[Memory, ...]:
@@ -29,7 +30,16 @@ def _mini_memlens() -> Benchmark:
     return mini.memlens()
 
 
-BENCHMARKS: dict[str, Callable[[], Benchmark]] = {"mini-memlens": _mini_memlens}
+def _mini_dmv(sessions: int) -> Benchmark:
+    from delivermem.benchmarks import mini
+
+    return mini.dmv(sessions)
+
+
+BENCHMARKS: dict[str, Callable[[], Benchmark]] = {
+    "mini-memlens": _mini_memlens,
+    **{f"mini-dmv-{sessions}": partial(_mini_dmv, sessions) for sessions in (5, 10, 15, 50)},
+}
 
 
 @cache
