@@ -37,7 +37,7 @@ def main(
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="decomposition")],
+    experiment: Annotated[str, typer.Argument(help="decomposition, ladder or controls")],
     benchmark: Annotated[str, typer.Option()] = "mini-memlens",
     backbone: Annotated[
         str, typer.Option(help="A folder in data/models, a path, or owner/name@revision.")
@@ -63,7 +63,7 @@ def run(
             k = k or experiments.DEFAULT_K.get(benchmark, 10)
             plans = list(experiments.plan(data, arms, model.identity, k=k, limit=limit))
             lines = [line for arm in arms for line in runs.read(root / f"{arm.name}.jsonl")]
-            held = {(line["condition"], line["key"]) for line in lines if line["status"] == "ok"}
+            held = {(line["condition"], line["key"]) for line in lines if line["status"] != "failed"}
             missing = sum((p.condition.name, p.line["key"]) not in held for p in plans)
             typer.echo(f"{len(plans)} answers at K = {k}: {len(plans) - missing} cached, {missing} to be had")
             return

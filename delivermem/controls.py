@@ -144,14 +144,15 @@ def _scrambled(scene: Scene) -> Prompt | None:
 
 
 def _noise(scene: Scene) -> Prompt | None:
-    """Independent pixels with the mean and variance of the picture's, per channel."""
+    """Pixels drawn independently, each channel from the picture's own values: its mean and variance, nothing else."""
 
     def change(_: int, slot: Slot) -> Image:
         from PIL import Image
 
-        pixels = np.asarray(scene.stored(slot), float)
-        drawn = scene.rng.normal(pixels.mean((0, 1)), pixels.std((0, 1)), pixels.shape)
-        return Image.fromarray(np.clip(np.rint(drawn), 0, 255).astype(np.uint8))
+        pixels = np.asarray(scene.stored(slot))
+        values = pixels.reshape(-1, 3)
+        drawn = [values[scene.rng.integers(len(values), size=len(values)), c] for c in range(3)]
+        return Image.fromarray(np.stack(drawn, 1).reshape(pixels.shape))
 
     return scene.with_pictures(change) if scene.prompt.slots else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from delivermem import benchmarks, judges, retrieval, runs
+from delivermem import benchmarks, controls, judges, retrieval, runs
 from delivermem.backbones import Backbone
 from delivermem.delivery import DELIVERMEM, Decisions, deliver
 from delivermem.pictures import PictureError
@@ -23,11 +23,13 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Condition:
-    """One arm: which records are retrieved, and how they are delivered."""
+    """One arm: which records are retrieved, how they are delivered, and what a control then changes."""
 
     name: str
     ranker: str
     decisions: Decisions = DELIVERMEM
+    control: str = "correct"
+    replicate: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,29 @@ EXPERIMENTS = {
             Condition("random-pixels", "random"),
         ),
     ),
+    "ladder": Experiment(
+        "ladder",
+        (
+            *(Condition(f"ladder-{rung}", "gold", control=rung) for rung in controls.LADDER),
+            Condition("ladder-caption", "gold", Decisions(modality="caption")),
+            Condition("ladder-withheld", "gold", TEXT_ONLY),
+        ),
+    ),
+    "controls": Experiment(
+        "controls",
+        (
+            Condition("full", "gold"),
+            Condition("full-again", "gold", replicate=1),
+            Condition("identity-none", "gold", Decisions(identity="none")),
+            Condition("identity-constant", "gold", control="constant-tag"),
+            Condition("identity-text", "gold", control="text-tag"),
+            Condition("time-none", "gold", Decisions(time="none")),
+            Condition("time-shuffled", "gold", control="shuffled-times"),
+            Condition("time-ordinal", "gold", control="ordinal-times"),
+        ),
+    ),
 }
+"""The grids. `full-again` repeats `full` and shares nothing with it: what differs between the two is noise."""
 
 
 def find(name: str) -> Experiment:
@@ -71,7 +95,7 @@ def chosen(experiment: Experiment, names: Sequence[str] | None) -> tuple[Conditi
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One answer to be had: the question, the arm, the prompt (or why it can't be built), and the answer's key."""
+    """One answer to be had: the question, the arm, the prompt (or why there is none), and the answer's key."""
 
     question: Question
     condition: Condition
@@ -93,11 +117,14 @@ def plan(
     for question in benchmark.questions[:limit]:
         for condition in conditions:
             records = retrieval.rank(condition.ranker, question, k, seed=seed)
-            prompt, trouble = None, ""
+            prompt, trouble = None, f"{condition.control} can't be had here"
             try:
-                prompt = deliver(records, question, condition.decisions, layout=benchmark.layout)
+                whole = deliver(records, question, condition.decisions, layout=benchmark.layout)
+                prompt = controls.apply(
+                    whole, condition.control, question=question, others=benchmark.questions, seed=seed
+                )
             except PictureError as error:
-                trouble = str(error)
+                trouble = f"error: {error}"
             text, pixels = runs.prompt_hashes(prompt) if prompt else (trouble, "")
             name = runs.key(
                 benchmark=benchmark.name,
@@ -106,7 +133,7 @@ def plan(
                 prompt=text,
                 pixels=pixels,
                 backbone=identity,
-                replicate=0,
+                replicate=condition.replicate,
             )
             share = retrieval.recall(question, (record.id for record in records))
             line = dict(
@@ -116,7 +143,7 @@ def plan(
                 subtype=question.subtype,
                 cluster=question.memory.id,
                 condition=condition.name,
-                replicate=0,
+                replicate=condition.replicate,
                 k=k,
                 delivered=[record.id for record in records],
                 gold=list(question.gold),
@@ -146,7 +173,7 @@ def run(
     """Answer what is missing of an experiment and keep it; returns how many prompts the backbone was given.
 
     outputs: the folder that holds <benchmark>/<backbone>/ (default: data/outputs). fresh: ask again for all. Answers
-    already there are not asked for again; failed ones are. Prompts that are the same in two arms are asked once.
+    already there are not asked for again; failed ones are. A prompt that is the same in two arms is asked once.
     """
     arms = chosen(find(experiment), conditions)
     data = benchmarks.load(benchmark)
@@ -157,7 +184,7 @@ def run(
         for arm in arms:
             runs.mend(root / f"{arm.name}.jsonl")
         lines = [line for arm in arms if not fresh for line in runs.read(root / f"{arm.name}.jsonl")]
-        held = {(line["condition"], line["key"]) for line in lines if line["status"] == "ok"}
+        held = {(line["condition"], line["key"]) for line in lines if line["status"] != "failed"}
         everything = plan(data, arms, backbone.identity, k=k, seed=seed, limit=limit)
         for chunk in _chunks(everything, CHUNK):
             todo = [p for p in chunk if (p.condition.name, p.line["key"]) not in held]
@@ -183,7 +210,9 @@ def _answered(todo: Sequence[Plan], backbone: Backbone) -> Iterator[tuple[Plan, 
     first = [group[0] for group in groups.values() if group[0].prompt is not None]
     for group in groups.values():
         if group[0].prompt is None:
-            yield from ((p, Answer("", "failed", f"error: {p.trouble}")) for p in group)
+            failed = group[0].trouble.startswith("error: ")
+            answer = Answer("", "failed" if failed else "not_applicable", group[0].trouble)
+            yield from ((p, answer) for p in group)
     if first:
         for i, answer in backbone.answer([p.prompt for p in first if p.prompt is not None]):
             yield from ((p, answer) for p in groups[first[i].line["key"]])

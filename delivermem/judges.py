@@ -84,11 +84,13 @@ def is_refusal(text: str) -> bool:
 def judge(question: Question, answer: Answer, prompt: Prompt) -> Verdict:
     """Right, wrong or unjudged, with the rule that decided.
 
-    A failed or cut-off answer is unjudged. Where memory does not hold the answer, refusing alone is right; where it
+    A failed or cut-off answer is unjudged, and so is a question that could not be put. Where memory does not hold the answer, refusing alone is right; where it
     does, refusing is wrong. A question for a memory is answered by the tag under which its record was delivered.
     """
     if answer.status == "failed":
         return Verdict("unjudged", "failed")
+    if answer.status == "not_applicable":
+        return Verdict("unjudged", "not applicable")
     if answer.finish == "length":
         return Verdict("unjudged", "truncated")
     refused = is_refusal(answer.text)

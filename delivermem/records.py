@@ -265,10 +265,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a backbone gave for one prompt. A failure is a status with its reason, never an empty answer."""
+    """What a backbone gave for one prompt. A failure is a status with its reason, never an empty answer; where a
+    control can't be had for a prompt (one picture can't be permuted), nothing was asked: `not_applicable`."""
 
     text: str
-    status: Literal["ok", "failed"] = "ok"
+    status: Literal["ok", "failed", "not_applicable"] = "ok"
     finish: str = "stop"
     text_tokens: int = 0
     image_tokens: int = 0

@@ -280,16 +280,18 @@ def as_dataset(experiment: str, **where: Any) -> datasets.Dataset:
 
 
 def status(outputs: Path | None = None) -> list[dict[str, Any]]:
-    """One entry per condition at hand: benchmark, backbone, condition, answers, failed, unjudged, seconds an answer."""
+    """One entry per condition at hand: answers, and of them right, wrong, unjudged, failed, not applicable."""
     found = []
     for folder in folders(outputs):
         for path in sorted(folder.glob("*.jsonl")):
             lines = list(read(path))
             count = {
-                state: sum(line["verdict"] == state for line in lines)
+                state: sum(line["verdict"] == state and line["status"] != "not_applicable" for line in lines)
                 for state in ("right", "wrong", "unjudged")
             }
-            failed = sum(line["status"] == "failed" for line in lines)
+            count |= {
+                name: sum(line["status"] == name for line in lines) for name in ("failed", "not_applicable")
+            }
             mean = sum(line["seconds"] for line in lines) / max(1, len(lines))
             found.append(
                 dict(
@@ -298,7 +300,6 @@ def status(outputs: Path | None = None) -> list[dict[str, Any]]:
                     condition=path.stem,
                     answers=len(lines),
                     **count,
-                    failed=failed,
                     seconds=round(mean, 4),
                 )
             )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "SETTING", "TERMS", "PairedTerm", "accuracy", "decomposition", "discordant", "failures", "holm",
+    "SETTING", "TERMS", "PairedTerm", "accuracy", "contrasts", "decomposition", "discordant", "failures", "holm",
     "mcnemar", "numbers", "paired_term", "sign_test",
 ]  # fmt: skip
 
@@ -46,7 +46,7 @@ class PairedTerm(NamedTuple):
     """A paired difference of two conditions over the same questions.
 
     points, low, high: percentage points, treated minus control. n questions in `clusters` conversations;
-    left_out: questions dropped by `missing="intersection"`. fixed: right in treated, wrong in control;
+    left_out: questions dropped, as a control could not be had or by `missing="intersection"`. fixed: right in treated, wrong in control;
     broken: the reverse. p: exact McNemar over questions, the paper's test, which overstates where questions
     of one conversation depend on one another; p_cluster: sign test over conversations, which does not.
     """
@@ -127,6 +127,39 @@ def decomposition(
     return pd.DataFrame(rows)
 
 
+def contrasts(
+    table: pd.DataFrame,
+    pairs: Mapping[str, tuple[str, str]],
+    *,
+    seed: int,
+    resamples: int = 10_000,
+    level: float = 0.95,
+    missing: Missing = "refuse",
+) -> pd.DataFrame:
+    """Paired differences of named pairs of conditions, one row per benchmark, backbone, K and name.
+
+    pairs: name -> (treated, control). Columns: benchmark, backbone, k, name, treated, control, the fields of PairedTerm,
+    and p_holm, p_cluster_holm: each p adjusted by Holm over the names of its setting, which are one declared family.
+    Answerable questions alone, as in `decomposition`.
+    """
+    import pandas as pd
+
+    rows = []
+    for setting, part in _groups(table, SETTING, answerable=True):
+        family = []
+        for name, (treated, control) in pairs.items():
+            rng = generator(seed, *setting.values(), name)
+            found = paired_term(
+                part, treated, control, rng=rng, resamples=resamples, level=level, missing=missing
+            )
+            family.append(setting | {"name": name, "treated": treated, "control": control} | found._asdict())
+        for p in ("p", "p_cluster"):
+            for row, adjusted in zip(family, holm([row[p] for row in family]), strict=True):
+                row[f"{p}_holm"] = adjusted
+        rows += family
+    return pd.DataFrame(rows)
+
+
 def accuracy(
     table: pd.DataFrame,
     by: Sequence[str] = (*SETTING, "condition"),
@@ -147,6 +180,9 @@ def accuracy(
 
     rows = []
     for group, part in _groups(table, by):
+        part = part[part["status"] != "not_applicable"]
+        if part.empty:
+            continue
         states = [_state(s, v) for s, v in zip(part["status"], part["verdict"], strict=True)]
         count = Counter(states)
         n, asked = count["right"] + count["wrong"], len(states)
@@ -235,9 +271,9 @@ def _judged(scored: _Scored) -> bool:
 
 
 def _state(status: str, verdict: str) -> str:
-    if status not in ("ok", "failed") or verdict not in ("right", "wrong", "unjudged"):
+    if status not in ("ok", "failed", "not_applicable") or verdict not in ("right", "wrong", "unjudged"):
         raise ValueError(f"an answer has status {status!r} and verdict {verdict!r}; see delivermem.records")
-    return "failed" if status == "failed" else verdict
+    return verdict if status == "ok" else status
 
 
 def _cluster(cluster: object, question: str) -> tuple[str, str]:
@@ -264,10 +300,13 @@ def _arm(table: pd.DataFrame, condition: str) -> dict[str, _Scored]:
 
 
 def _common(arms: Mapping[str, Mapping[str, _Scored]], missing: Missing) -> tuple[list[str], int]:
-    """Questions with a judged answer in every arm, sorted, and how many others were asked in some arm."""
+    """Questions with a judged answer in every arm, sorted, and how many others were asked in some arm. A question that
+    a control could not be put for leaves every arm."""
     if missing not in get_args(Missing):
         raise ValueError(f"missing={missing!r} is unknown; choose one of {', '.join(get_args(Missing))}")
-    every = set().union(*arms.values())
+    asked = set().union(*arms.values())
+    every = asked - {q for arm in arms.values() for q in arm if arm[q].state == "not_applicable"}
+    arms = {name: {q: arm[q] for q in every & arm.keys()} for name, arm in arms.items()}
     cure = "finish the run or its judging, or pass missing='intersection'"
     for condition, arm in arms.items() if missing == "refuse" else ():
         open_ones = sorted(q for q in arm if not _judged(arm[q]))
@@ -282,7 +321,7 @@ def _common(arms: Mapping[str, Mapping[str, _Scored]], missing: Missing) -> tupl
     common = sorted(q for q in every if all(q in arm and _judged(arm[q]) for arm in arms.values()))
     if not common:
         raise ValueError(f"no question has a judged answer in all of {', '.join(arms)}")
-    return common, len(every) - len(common)
+    return common, len(asked) - len(common)
 
 
 def _groups(
