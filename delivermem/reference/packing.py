@@ -173,7 +173,7 @@ class Packer:
             if span.readable:
                 hints += [Hint(1, 0, part, (lead,)) for part in parts]
                 held += [(part, "tag", lead) for part in parts]
-                hints += [Hint(2, 0, cell, parts) for cell in cells]
+                hints += [Hint(2, 0, cell, (part,)) for cell in cells for part in parts]  # to each alike
                 held += [(cell, f"code {j}", part) for cell in cells for j, part in enumerate(parts)]
             items.append(
                 dict(words={}, sources=[*parts, *cells], key="", at=(), date=(), cells=cells, held=held)
