@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from delivermem.pairing import JUDGED, Missing, arm_of, cluster_of, common, groups, state_of
 from delivermem.significance import cluster_bootstrap, discordant, generator, holm, mcnemar, sign_test
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "SETTING", "TERMS", "PairedTerm", "accuracy", "contrasts", "decomposition", "discordant", "failures", "holm",
+    "SETTING", "TERMS", "PairedTerm", "accuracy", "contrast_numbers", "contrasts", "decomposition", "discordant", "failures", "holm",
     "mcnemar", "numbers", "paired_term", "sign_test",
 ]  # fmt: skip
-
-Missing = Literal["refuse", "intersection"]
 
 TERMS: dict[str, tuple[str, str]] = {
     "delivery": ("gold-pixels", "gold-text"),
@@ -36,9 +35,7 @@ TERMS: dict[str, tuple[str, str]] = {
 """Each term is accuracy in its first condition minus accuracy in its second. gap = delivery - retrieval: the
 corner gold-pixels cancels. recent and random are the query-blind selections against the retriever."""
 
-JUDGED = ("right", "wrong")
 QUERY_BLIND = ("recent", "random")
-COLUMNS = ("question_id", "kind", "cluster", "condition", "status", "verdict", "refused", "recall")
 SETTING = ("benchmark", "backbone", "k")
 
 
@@ -80,8 +77,8 @@ def paired_term(
     NaN. An unjudged or failed answer, or a question asked in one arm only, is a ValueError; with
     missing="intersection" such questions leave both arms, and the result states n and left_out.
     """
-    a, b = _arm(table, treated), _arm(table, control)
-    judged, left_out = _common({treated: a, control: b}, missing)
+    a, b = arm_of(table, treated), arm_of(table, control)
+    judged, left_out = common({treated: a, control: b}, missing)
     right_a = {q: a[q].state == "right" for q in judged}
     right_b = {q: b[q].state == "right" for q in judged}
     fixed, broken = discordant(right_a, right_b)
@@ -113,11 +110,11 @@ def decomposition(
     import pandas as pd
 
     rows = []
-    for setting, part in _groups(table, SETTING, answerable=True):
+    for setting, part in groups(table, SETTING, answerable=True):
         run = set(part["condition"])
         terms = {t: pair for t, pair in TERMS.items() if t not in QUERY_BLIND or run.issuperset(pair)}
         used = {condition for pair in terms.values() for condition in pair}
-        whole, left_out = _common({condition: _arm(part, condition) for condition in sorted(used)}, missing)
+        whole, left_out = common({condition: arm_of(part, condition) for condition in sorted(used)}, missing)
         kept = part[part["question_id"].isin(whole)]
         for term, (treated, control) in terms.items():
             rng = generator(seed, *setting.values(), term)
@@ -145,7 +142,7 @@ def contrasts(
     import pandas as pd
 
     rows = []
-    for setting, part in _groups(table, SETTING, answerable=True):
+    for setting, part in groups(table, SETTING, answerable=True):
         family = []
         for name, (treated, control) in pairs.items():
             rng = generator(seed, *setting.values(), name)
@@ -179,16 +176,16 @@ def accuracy(
     import pandas as pd
 
     rows = []
-    for group, part in _groups(table, by):
+    for group, part in groups(table, by):
         part = part[part["status"] != "not_applicable"]
         if part.empty:
             continue
-        states = [_state(s, v) for s, v in zip(part["status"], part["verdict"], strict=True)]
+        states = [state_of(s, v) for s, v in zip(part["status"], part["verdict"], strict=True)]
         count = Counter(states)
         n, asked = count["right"] + count["wrong"], len(states)
         sets = part["benchmark"] if "benchmark" in part else [""] * asked
         units = [
-            (str(b), *_cluster(*ids))
+            (str(b), *cluster_of(*ids))
             for b, *ids in zip(sets, part["cluster"], part["question_id"], strict=True)
         ]
         sizes = Counter(unit for unit, state in zip(units, states, strict=True) if state in JUDGED)
@@ -227,9 +224,9 @@ def failures(
     import pandas as pd
 
     rows = []
-    for setting, part in _groups(table, SETTING, answerable=True):
-        a, b = _arm(part, treated), _arm(part, control)
-        questions, _ = _common({treated: a, control: b}, missing)
+    for setting, part in groups(table, SETTING, answerable=True):
+        a, b = arm_of(part, treated), arm_of(part, control)
+        questions, _ = common({treated: a, control: b}, missing)
         fixed = [q for q in questions if a[q].state == "right" and b[q].state == "wrong"]
         refusal = sum(b[q].refused for q in fixed)
         counts = {"n": len(questions), "fixed": len(fixed)}
@@ -260,79 +257,13 @@ def numbers(terms: pd.DataFrame, counts: pd.DataFrame, *, run: str = "") -> dict
     return {f"decomposition.{name}": {**entry, "run": run} for name, entry in plain.items()}
 
 
-class _Scored(NamedTuple):
-    state: str
-    cluster: tuple[str, str]
-    refused: bool
-
-
-def _judged(scored: _Scored) -> bool:
-    return scored.state in JUDGED
-
-
-def _state(status: str, verdict: str) -> str:
-    if status not in ("ok", "failed", "not_applicable") or verdict not in ("right", "wrong", "unjudged"):
-        raise ValueError(f"an answer has status {status!r} and verdict {verdict!r}; see delivermem.records")
-    return verdict if status == "ok" else status
-
-
-def _cluster(cluster: object, question: str) -> tuple[str, str]:
-    """The conversation of a question; the question itself where none is known."""
-    unknown = cluster is None or cluster == "" or (isinstance(cluster, float) and math.isnan(cluster))
-    return ("question", str(question)) if unknown else ("cluster", str(cluster))
-
-
-def _arm(table: pd.DataFrame, condition: str) -> dict[str, _Scored]:
-    rows = table[table["condition"] == condition]
-    if rows.empty:
-        known = ", ".join(sorted(set(table["condition"])))
-        raise ValueError(f"no answers under condition {condition!r}; the table has: {known}")
-    arm: dict[str, _Scored] = {}
-    columns = (rows[name] for name in ("question_id", "status", "verdict", "cluster", "refused"))
-    for question, status, verdict, cluster, refused in zip(*columns, strict=True):
-        if question in arm:
-            raise ValueError(
-                f"question {question!r} has several answers under {condition!r}; "
-                "select one benchmark, backbone and replicate"
-            )
-        arm[question] = _Scored(_state(status, verdict), _cluster(cluster, question), bool(refused))
-    return arm
-
-
-def _common(arms: Mapping[str, Mapping[str, _Scored]], missing: Missing) -> tuple[list[str], int]:
-    """Questions with a judged answer in every arm, sorted, and how many others were asked in some arm. A question that
-    a control could not be put for leaves every arm."""
-    if missing not in get_args(Missing):
-        raise ValueError(f"missing={missing!r} is unknown; choose one of {', '.join(get_args(Missing))}")
-    asked = set().union(*arms.values())
-    every = asked - {q for arm in arms.values() for q in arm if arm[q].state == "not_applicable"}
-    arms = {name: {q: arm[q] for q in every & arm.keys()} for name, arm in arms.items()}
-    cure = "finish the run or its judging, or pass missing='intersection'"
-    for condition, arm in arms.items() if missing == "refuse" else ():
-        open_ones = sorted(q for q in arm if not _judged(arm[q]))
-        if open_ones:
-            states = " or ".join(sorted({arm[q].state for q in open_ones}))
-            what = f"{len(open_ones)} {states} answers (first: {open_ones[0]!r})"
-            raise ValueError(f"condition {condition!r} has {what}; {cure}")
-        if len(arm) < len(every):
-            first = min(every - arm.keys())
-            count = len(every) - len(arm)
-            raise ValueError(f"condition {condition!r} lacks {count} questions ({first!r}); {cure}")
-    common = sorted(q for q in every if all(q in arm and _judged(arm[q]) for arm in arms.values()))
-    if not common:
-        raise ValueError(f"no question has a judged answer in all of {', '.join(arms)}")
-    return common, len(asked) - len(common)
-
-
-def _groups(
-    table: pd.DataFrame, by: Sequence[str], *, answerable: bool = False
-) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """({column: value}, rows) per group, in the order of keys; no rows is a ValueError."""
-    lacking = [name for name in (*by, *COLUMNS) if name not in table]
-    if lacking:
-        raise ValueError(f"the table of answers lacks the columns {', '.join(lacking)}")
-    rows = table[table["kind"] != "answer_refusal"] if answerable else table
-    if rows.empty:
-        raise ValueError(f"the table holds no {'answerable question' if answerable else 'answer'}")
-    for key, part in rows.groupby(list(by), sort=True, dropna=False):
-        yield dict(zip(by, key, strict=True)), part
+def contrast_numbers(found: pd.DataFrame, prefix: str, *, run: str = "") -> dict[str, dict[str, Any]]:
+    """The points of `contrasts` as named numbers: `<prefix>.<benchmark>.<name>`. One backbone and K a benchmark."""
+    if found.duplicated(["benchmark", "name"]).any():
+        raise ValueError("numbers are named for one backbone and K a benchmark; select one of each")
+    return {
+        f"{prefix}.{row['benchmark']}.{row['name'].replace(' ', '_')}": {
+            "value": row["points"], "low": row["low"], "high": row["high"], "n": row["n"], "unit": "points", "run": run,
+        }
+        for row in found.to_dict("records")
+    }  # fmt: skip
