@@ -267,3 +267,37 @@ def test_manifests_hold_no_path_and_no_date(tmp_path, small_benchmark):
     manifest = json.loads(text)
     assert str(tmp_path) not in text and str(Path.home()) not in text
     assert manifest["conditions"]["gold-text"]["answers"] == 4 and manifest["backbone"]["model"] == "fake"
+
+
+def test_a_control_that_can_not_be_had_is_recorded_as_that_and_never_asked(tmp_path, small_benchmark):
+    """With one record delivered there is nothing to permute; the other rungs are asked, and a repeat asks for nothing."""
+
+    def run(backbone, experiment="ladder"):
+        return experiments.run(
+            experiment, benchmark="small", backbone=backbone, outputs=tmp_path, say=str, k=1
+        )
+
+    first = Fake()
+    assert run(first) == len(first.asked)
+    lines = {
+        name: list(runs.read(tmp_path / f"small/fake/ladder-{name}.jsonl")) for name in ("permuted", "blank")
+    }
+    by_id = {line["question_id"]: line for line in lines["permuted"]}
+    assert by_id["m1-a"]["status"] == "not_applicable" and by_id["m1-a"]["verdict"] == "unjudged"
+    assert by_id["m1-a"]["finish"] == "permuted can't be had here"
+    assert {line["question_id"]: line["status"] for line in lines["blank"]}["m1-a"] == "ok"
+    assert run(Fake()) == 0 and verify(tmp_path) == []
+    row = next(row for row in runs.status(tmp_path) if row["condition"] == "ladder-permuted")
+    assert row["not_applicable"] > 0 and row["unjudged"] == 0 and row["failed"] == 0
+
+
+def test_a_repeat_shares_no_answer_with_what_it_repeats(tmp_path, small_benchmark):
+    """`full-again` is the noise floor: its prompts are those of `full`, and yet they are asked anew."""
+    backbone = Fake()
+    experiments.run(
+        "controls", benchmark="small", backbone=backbone, conditions=["full", "full-again"], outputs=tmp_path, say=str
+    )  # fmt: skip
+    full, again = (list(runs.read(tmp_path / f"small/fake/{n}.jsonl")) for n in ("full", "full-again"))
+    assert [line["prompt"] for line in full] == [line["prompt"] for line in again]
+    assert not {line["key"] for line in full} & {line["key"] for line in again}
+    assert len(backbone.asked) == len(full) + len(again)

@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where checkpoints and the log go")
     parser.add_argument(
-        "--minutes", type=float, default=55.0, help="training time in all, resumed parts counted in"
+        "--minutes", type=float, default=90.0, help="training time in all, resumed parts counted in"
     )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
