@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from delivermem import encoders, runs
 from delivermem.benchmarks import asking, scenes, shop, world
 from delivermem.delivery import Decisions, deliver
 from delivermem.records import REFUSAL, Memory, Question, Slot
-from delivermem.reference import build, corpus, shopping
+from delivermem.reference import build, corpus, shopping, siglip
 from delivermem.reference.muon import Muon
 from delivermem.reference.train import Trainer
 
@@ -206,3 +207,36 @@ def test_a_packed_visit_to_the_shop_is_the_delivered_prompt_and_gives_its_logits
     if asked.subtype == "product":
         (cell,) = asked.focus
         assert answer == view[cell[0]].product.code and "/product/" + answer in prompt.text
+
+
+def test_the_encoder_learns_goes_on_where_it_stopped_and_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr(siglip, "BATCH", 8)
+    torch.manual_seed(5)
+    siglip.train(tmp_path / "run", minutes=0.02, seed=0)
+    about = json.loads((tmp_path / "run" / "siglip.json").read_text())
+    assert about["step"] > 0 and about["spent"] >= 0.02
+    same = siglip.train(tmp_path / "run", minutes=0.02, seed=0)
+    assert json.loads((tmp_path / "run" / "siglip.json").read_text())["step"] == about["step"]
+    same.eval().save_pretrained(tmp_path / "model")
+    siglip.processor().save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(runs, "data_dir", lambda: tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "model").rename(tmp_path / "models" / "tiny")
+    encoder = encoders.Siglip("tiny")
+    frames = [product.photo for product in shop.catalogue(np.random.default_rng(0), for_benchmark=False)[:3]]
+    vectors, words = encoder.images(frames), encoder.texts(["a photo of a red star"])
+    assert vectors.shape == (3, 128) and words.shape == (1, 128) and vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    with torch.no_grad():
+        direct = same.get_image_features(pixel_values=siglip.pixels(frames)).pooler_output
+    np.testing.assert_allclose(
+        vectors @ (direct / direct.norm(dim=1, keepdim=True)).numpy().T, vectors @ vectors.T, atol=1e-4
+    )
+
+
+def test_what_a_view_shows_is_whole_in_it():
+    views = siglip.Views(np.random.default_rng(0))
+    images, texts, true = views.batch(40)
+    assert images.shape == (40, 3, siglip.SIDE, siglip.SIDE) and true.shape == (40, 40)
+    assert set(true.unique().tolist()) == {-1.0, 1.0} and (true > 0).any(0).float().mean() > 0.5
+    assert len({text.split()[0] for text in texts}) >= 2 and all(" " in text for text in texts)

@@ -73,7 +73,8 @@ class Product:
         return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
     @cached_property
-    def _frame(self) -> Image.Image:
+    def photo(self) -> Image.Image:
+        """The cued frame, drawn once."""
         return self.frame()
 
 
@@ -94,7 +95,7 @@ class Visit:
     def record(self) -> Record:
         """The visit as a stored record: its text names the page, its picture is the frame."""
         caption = f"a photo of a {self.product.category} and some small things"
-        picture = Picture(f"{self.id}.png", self.product._frame, caption)
+        picture = Picture(f"{self.id}.png", self.product.photo, caption)
         return Record(self.id, self.text, self.time, "user", f"s{self.session:02d}", (picture,))
 
 
