@@ -58,6 +58,7 @@ EXPERIMENTS = {
             Condition("ladder-withheld", "gold", TEXT_ONLY),
         ),
     ),
+    "adapter": Experiment("adapter", (Condition("tiles-full", "tiles"), Condition("whole-full", "whole"))),
     "controls": Experiment(
         "controls",
         (

@@ -232,10 +232,12 @@ def folders(outputs: Path | None = None) -> list[Path]:
     return sorted(path.parent for path in root.glob("*/*/manifest.json"))
 
 
-def about(outputs: Path | None = None) -> str:
+def about(outputs: Path | None = None, *, benchmark: str | None = None) -> str:
     """Where the cached answers come from, a line a folder: backbone, benchmark, K, and what computed them."""
     lines = []
     for folder in folders(outputs):
+        if benchmark not in (None, folder.parent.name):
+            continue
         m = json.loads((folder / "manifest.json").read_text())
         versions = ", ".join(f"{name} {m['versions'][name]}" for name in ("torch", "transformers"))
         lines.append(

@@ -257,13 +257,17 @@ def numbers(terms: pd.DataFrame, counts: pd.DataFrame, *, run: str = "") -> dict
     return {f"decomposition.{name}": {**entry, "run": run} for name, entry in plain.items()}
 
 
-def contrast_numbers(found: pd.DataFrame, prefix: str, *, run: str = "") -> dict[str, dict[str, Any]]:
-    """The points of `contrasts` as named numbers: `<prefix>.<benchmark>.<name>`. One backbone and K a benchmark."""
+def contrast_numbers(
+    found: pd.DataFrame, prefix: str, *, run: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The points of `contrasts` as named numbers: `<prefix>.<benchmark>.<name>`. One backbone and K a benchmark; run:
+    where each benchmark's answers come from."""
     if found.duplicated(["benchmark", "name"]).any():
         raise ValueError("numbers are named for one backbone and K a benchmark; select one of each")
     return {
         f"{prefix}.{row['benchmark']}.{row['name'].replace(' ', '_')}": {
-            "value": row["points"], "low": row["low"], "high": row["high"], "n": row["n"], "unit": "points", "run": run,
+            "value": row["points"], "low": row["low"], "high": row["high"], "n": row["n"], "unit": "points",
+            "run": run[row["benchmark"]],
         }
         for row in found.to_dict("records")
     }  # fmt: skip
