@@ -71,3 +71,27 @@ def tiles(images: Mapping[str, Image], *, per_row: int = 4) -> Figure:
         ax.imshow(image, interpolation="nearest")
         ax.set_title(name, fontweight="normal")
     return fig
+
+
+@styled
+def granularity(found: pd.DataFrame) -> Figure:
+    """Recall@1 against tiles a side, a line a way of cutting, with intervals.
+
+    found: cut, n (tiles a side), estimate, low, high (percent), frames.
+    """
+    if found.empty:
+        raise ValueError("no ranks to show")
+    fig = canvas.figure(2.6)
+    ax = fig.subplots()
+    colours = [PALETTE[name] for name in ("pixels", "retrieval", "gap", "text")]
+    for (cut, part), colour in zip(found.groupby("cut", sort=False), colours, strict=False):
+        rows = part.sort_values("n")
+        ax.vlines(rows["n"], rows["low"], rows["high"], color=colour, linewidth=1.2)
+        ax.plot(rows["n"], rows["estimate"], "o-", color=colour, label=str(cut))
+    ax.set_xticks(sorted(set(found["n"])), [f"{n} x {n}" for n in sorted(set(found["n"]))])
+    ax.set_xlabel("tiles")
+    ax.set_ylabel("Recall@1 (% of frames)")
+    ax.set_ylim(0, 100)
+    ax.set_title(f"{found['frames'].iloc[0]} frames, one cue each")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+    return fig

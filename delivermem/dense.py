@@ -77,3 +77,10 @@ def ranks(
     before = np.tril(np.ones(scores.shape, bool), -1)
     ahead = (scores > own[:, None]) | ((scores == own[:, None]) & before)
     return [int(row.sum()) + 1 for row in ahead]
+
+
+def winner(image: Image, query: str, n: int) -> tuple[int, int, int, int]:
+    """The tile of an n x n grid that is nearest to a query: (left, top, right, bottom) in pixels."""
+    encoder = _encoder()
+    scores = encoder.images(tiles.cut(image, n)) @ encoder.texts([query])[0]
+    return tiles.boxes(image.size, n)[int(scores.argmax())]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from delivermem import canvas
 from delivermem.canvas import INK, PALETTE, bracket, record_numbers, save_figure, signed, style, styled
-from delivermem.control_figures import forest, tiles
+from delivermem.control_figures import forest, granularity, tiles
 from delivermem.panels import DIAMOND, SETTING, cells, check, panels, span, whisker
 from delivermem.prompt_figure import delivered
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONDITIONS", "KINDS", "PALETTE", "TERMS", "by_kind", "conditions", "decomposition", "delivered",
-    "failures", "forest", "record_numbers", "save_figure", "style", "tiles",
+    "failures", "forest", "granularity", "record_numbers", "save_figure", "style", "tiles",
 ]  # fmt: skip
 
 CONDITIONS = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SETTING", "TERMS", "PairedTerm", "accuracy", "contrast_numbers", "contrasts", "decomposition", "discordant", "failures", "holm",
-    "mcnemar", "numbers", "paired_term", "sign_test",
+    "mcnemar", "numbers", "paired_term", "recall_at_1", "sign_test",
 ]  # fmt: skip
 
 TERMS: dict[str, tuple[str, str]] = {
@@ -255,6 +255,24 @@ def numbers(terms: pd.DataFrame, counts: pd.DataFrame, *, run: str = "") -> dict
         interval = {key: rows[term][key] for key in ("low", "high", "n")}
         plain[name] = {"value": rows[term]["points"], **interval, "unit": "points"}
     return {f"decomposition.{name}": {**entry, "run": run} for name, entry in plain.items()}
+
+
+def recall_at_1(ranked: Mapping[tuple[str, int], Sequence[int]], *, level: float = 0.95) -> pd.DataFrame:
+    """Share of queries whose own picture ranks first, by way of cutting and tiles a side, with Wilson's interval.
+
+    ranked: (cut, n) -> one rank, from 1, a query. Columns: cut, n, estimate, low, high (percent), mrr, frames.
+    """
+    import pandas as pd
+    from statsmodels.stats.proportion import proportion_confint
+
+    rows = []
+    for (cut, n), ranks in ranked.items():
+        first = sum(rank == 1 for rank in ranks)
+        low, high = proportion_confint(first, len(ranks), alpha=1 - level, method="wilson")
+        share = {"estimate": 100 * first / len(ranks), "low": 100 * low, "high": 100 * high}
+        mrr = sum(1 / rank for rank in ranks) / len(ranks)
+        rows.append({"cut": cut, "n": n, **share, "mrr": mrr, "frames": len(ranks)})
+    return pd.DataFrame(rows)
 
 
 def contrast_numbers(

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 
-from delivermem import canvas, delivery, figures, published
+from delivermem import canvas, delivery, figures, published, stats
 from delivermem.records import Answer, Picture, Record, parse_time
 
 LONG = "Some-Organisation/Some-Vision-Language-Model-235B-A22B-Instruct-FP8_with_a_long_suffix"
@@ -536,3 +536,17 @@ def test_tiles_show_each_picture_under_its_name():
         assert (np.asarray(ax.images[0].get_array()) == np.asarray(image)).all()
     with pytest.raises(ValueError, match="no picture"):
         figures.tiles({})
+
+
+def test_granularity_shows_every_rank_share_with_its_interval():
+    ranked = {("tiles", n): [1] * 10 * n + [7] * (40 - 10 * n) for n in (1, 2, 3)}
+    ranked[("random crops", 1)] = [1] * 10 + [2] * 30
+    table = stats.recall_at_1(ranked)
+    by = table.set_index(["cut", "n"])
+    assert by.loc[("tiles", 2), "estimate"] == 50 and by.loc[("random crops", 1), "mrr"] == (10 + 15) / 40
+    assert (by.low < by.estimate).all() and (by.estimate < by.high).all()
+    ax = figures.granularity(table).axes[0]
+    lines = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+    assert lines == {"tiles": [25, 50, 75], "random crops": [25]}
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1 x 1", "2 x 2", "3 x 3"]
+    assert "40 frames" in ax.get_title(loc="left") and "%" in ax.get_ylabel()
