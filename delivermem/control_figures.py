@@ -20,9 +20,10 @@ def forest(contrasts: pd.DataFrame, labels: Mapping[str, str], *, xlabel: str) -
     """Paired differences with intervals, a row per name in the order of `labels`, a panel per benchmark and backbone.
 
     contrasts: from `stats.contrasts` (percentage points). A name that a setting lacks is left out of its panel; where
-    nothing differs the row says so. p values are Holm's, over the names of the panel.
+    nothing differs the row says so. p values are Holm's, over the names of the panel; where that by cluster is 0.05 or
+    more the row is grey.
     """
-    found = [*panels(contrasts, "name", "points", "p_cluster_holm")]
+    found = [*panels(contrasts, "name", "points", "p_cluster_holm", labels=2.5)]
     counts = [len(part) for _, part in found]
     fig = canvas.figure(0.9 + sum(0.2 * count + 0.62 for count in counts))
     axes = fig.subplots(
@@ -43,7 +44,7 @@ def forest(contrasts: pd.DataFrame, labels: Mapping[str, str], *, xlabel: str) -
         cells(ax, -0.7, header, PALETTE["quiet"], va="bottom")
         for y, name in enumerate(names):
             row = by_name[name]
-            colour = PALETTE["pixels"] if row["low"] > 0 or row["high"] < 0 else PALETTE["gap"]
+            colour = PALETTE["pixels"] if row["p_cluster_holm"] < 0.05 else PALETTE["gap"]
             whisker(ax, row, y, colour)
             ax.plot(row["points"], y, "o", color=colour, label=name)
             estimate = f"{signed(row['points'])} {bracket(row['low'], row['high'], signed)}"

@@ -39,11 +39,15 @@ class Scene:
         self.prompt, self.question, self.others = prompt, question, others
         digest = hashlib.sha256(f"{seed}\n{control}\n{question.id}".encode()).digest()
         self.rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
+        held = {record.id: iter(record.pictures) for record in question.memory}
+        unknown = [slot.record_id for slot in prompt.slots if slot.record_id not in held]
+        if unknown:
+            raise ValueError(f"record {unknown[0]!r} is delivered but not in memory {question.memory.id!r}")
+        self._stored = [next(held[slot.record_id]) for slot in prompt.slots]
 
-    def stored(self, slot: Slot) -> Image:
-        """The stored picture of a slot, as it is without a tag."""
-        record = self.question.memory[slot.record_id]
-        return pictures.load(next(p for p in record.pictures if p.id == slot.picture_id))
+    def stored(self, i: int) -> Image:
+        """The stored picture of the prompt's i-th slot, as it is without a tag."""
+        return pictures.load(self._stored[i])
 
     def with_pictures(self, change: Callable[[int, Slot], Image]) -> Prompt:
         """New pixels under the old tags; a picture of another size is brought to its slot's."""
@@ -95,7 +99,7 @@ def _permuted(scene: Scene) -> Prompt | None:
     if len(slots) < 2:
         return None
     order = cycle(scene.rng, len(slots))
-    return scene.with_pictures(lambda i, slot: scene.stored(slots[order[i]]))
+    return scene.with_pictures(lambda i, slot: scene.stored(order[i]))
 
 
 def _sibling(scene: Scene) -> Prompt | None:
@@ -106,18 +110,20 @@ def _sibling(scene: Scene) -> Prompt | None:
 
 
 def _stranger(scene: Scene) -> Prompt | None:
-    """A picture of another memory, one memory for all slots."""
+    """A picture of another memory that this one does not hold, one memory for all slots."""
     memories = {q.memory.id: q.memory for q in scene.others if q.memory.id != scene.question.memory.id}
     lent = [m for m in memories.values() if any(record.pictures for record in m)]
     if not lent:
         return None
     memory = lent[int(scene.rng.integers(len(lent)))]
-    return scene.from_pool([pictures.load(p) for record in memory for p in record.pictures])
+    own = {pictures.content_hash(pictures.load(p)) for r in scene.question.memory for p in r.pictures}
+    pool = [pictures.load(p) for record in memory for p in record.pictures]
+    return scene.from_pool([image for image in pool if pictures.content_hash(image) not in own])
 
 
 def _downsampled(scene: Scene) -> Prompt | None:
-    def change(_: int, slot: Slot) -> Image:
-        image = scene.stored(slot)
+    def change(i: int, slot: Slot) -> Image:
+        image = scene.stored(i)
         width, height = (max(1, side // DOWN) for side in image.size)
         from PIL.Image import Resampling
 
@@ -127,13 +133,13 @@ def _downsampled(scene: Scene) -> Prompt | None:
 
 
 def _scrambled(scene: Scene) -> Prompt | None:
-    def change(_: int, slot: Slot) -> Image:
+    def change(i: int, slot: Slot) -> Image:
         from PIL import Image
 
-        pixels = np.asarray(scene.stored(slot)).copy()
+        pixels = np.asarray(scene.stored(i)).copy()
         height, width = (side // BLOCKS for side in pixels.shape[:2])
         if not height or not width:
-            return scene.stored(slot)
+            return scene.stored(i)
         inner = pixels[: height * BLOCKS, : width * BLOCKS]
         blocks = inner.reshape(BLOCKS, height, BLOCKS, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
         blocks = blocks[scene.rng.permutation(len(blocks))].reshape(BLOCKS, BLOCKS, height, width, 3)
@@ -146,10 +152,10 @@ def _scrambled(scene: Scene) -> Prompt | None:
 def _noise(scene: Scene) -> Prompt | None:
     """Pixels drawn independently, each channel from the picture's own values: its mean and variance, nothing else."""
 
-    def change(_: int, slot: Slot) -> Image:
+    def change(i: int, slot: Slot) -> Image:
         from PIL import Image
 
-        pixels = np.asarray(scene.stored(slot))
+        pixels = np.asarray(scene.stored(i))
         values = pixels.reshape(-1, 3)
         drawn = [values[scene.rng.integers(len(values), size=len(values)), c] for c in range(3)]
         return Image.fromarray(np.stack(drawn, 1).reshape(pixels.shape))
@@ -160,10 +166,10 @@ def _noise(scene: Scene) -> Prompt | None:
 def _blank(scene: Scene) -> Prompt | None:
     """The picture's mean colour."""
 
-    def change(_: int, slot: Slot) -> Image:
+    def change(i: int, slot: Slot) -> Image:
         from PIL import Image
 
-        image = scene.stored(slot)
+        image = scene.stored(i)
         mean = np.rint(np.asarray(image, float).mean((0, 1))).astype(int)
         return Image.new("RGB", image.size, tuple(int(v) for v in mean))
 
@@ -178,16 +184,14 @@ def _constant(scene: Scene) -> Prompt | None:
     from delivermem.delivery import untagged
 
     bare = untagged(scene.prompt)
-    return (
-        bare.with_images(lambda i, slot: pictures.stamp(scene.stored(slot), SYMBOL)) if bare.slots else None
-    )
+    return bare.with_images(lambda i, slot: pictures.stamp(scene.stored(i), SYMBOL)) if bare.slots else None
 
 
 def _text_tag(scene: Scene) -> Prompt | None:
     """The tag in the item's text alone; the pictures bear none."""
     if not scene.prompt.slots:
         return None
-    bare = scene.prompt.with_images(lambda i, slot: scene.stored(slot))
+    bare = scene.prompt.with_images(lambda i, slot: scene.stored(i))
     if scene.prompt.layout == "images-last":  # there the text bears the tag already
         return bare
     items = [replace(item, lead=f"{item.tag} ") if item.tag else item for item in bare.items]

@@ -6,7 +6,7 @@ delivered, how many, or in what order, and never writes to the store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Literal, get_args
@@ -62,7 +62,7 @@ DELIVERMEM = Decisions()
 
 
 def deliver(
-    records: Sequence[Record],
+    records: Iterable[Record],
     question: Question | str,
     decisions: Decisions = DELIVERMEM,
     *,
@@ -74,9 +74,17 @@ def deliver(
     Tags M1, M2, ... count the records that have pictures, by rank, and are stamped on copies. layout: pictures in
     their items' text, or all after the last item (then each item begins with its tag, or with its number where none
     is stamped, so that text and picture can be brought together again).
-    Raises pictures.PictureError when a picture that is to be delivered can't be read.
+    Raises ValueError for a record that is given twice, and pictures.PictureError when a picture that is to be delivered
+    can't be read. The words before the items follow `identity` alone, so that no other decision changes them.
     Source: "Retrieved but Not Delivered" (arXiv 2609.32590), decisions D1 to D3.
     """
+    records = tuple(records)
+    ids = [record.id for record in records]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise ValueError(
+            f"record {twice!r} is delivered twice, and a tag must name one; give each record once"
+        )
     tag_of: dict[str, str] = {}
     for record in records:
         if record.pictures:

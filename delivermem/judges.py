@@ -34,7 +34,7 @@ _ISO = re.compile(rf"(?<![\d/.-])(\d{{4}})([/.-])(\d{{1,2}})\2(\d{{1,2}})(?![/.-
 _DAY_MONTH = re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTH})\b(?:,? (\d{{4}})\b)?")
 _MONTH_DAY = re.compile(rf"\b({_MONTH}) (\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (\d{{4}})\b)?")
 _HALF_DAY = re.compile(r"(?<![\d:])(1[0-2]|0?[1-9])(?::([0-5]\d))? ?([ap])\.?m\b\.?")
-_SPAN = re.compile(r"(?<![\d.,])(\d+) (day|week)s?\b")
+_SPAN = re.compile(r"(?<![\d.,])(\d{1,9}) (day|week)s?\b")
 _TAG = re.compile(r"(?:memory )?\[?(m\d+)\]?")
 
 

@@ -27,8 +27,8 @@ def check(table: pd.DataFrame, *needed: str) -> None:
         raise ValueError(f"the table has {len(table)} rows and lacks the columns: {lacking or 'none'}")
 
 
-def panels(table: pd.DataFrame, *needed: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(caption, rows) per benchmark, backbone and K in the order of their names."""
+def panels(table: pd.DataFrame, *needed: str, labels: float = 1.9) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(caption, rows) per benchmark, backbone and K in the order of their names. labels: inches left of the axes."""
     check(table, *SETTING, *needed, "n", "clusters")
     unique = [name for name in needed if name in ("term", "kind", "condition", "name")]
     for (benchmark, backbone, k), part in table.groupby(SETTING, sort=True):
@@ -42,7 +42,7 @@ def panels(table: pd.DataFrame, *needed: str) -> Iterator[tuple[str, pd.DataFram
             n = f"n = {span(part['n'])} questions in {span(part['clusters'])} {clusters}"
         if "left_out" in part and part["left_out"].any():
             n += f" ({span(part['left_out'])} left out)"
-        yield canvas.wrap(f"{who}, {n}, K = {k}", canvas.WIDTH - 1.9, 8, bold=True), part
+        yield canvas.wrap(f"{who}, {n}, K = {k}", canvas.WIDTH - labels, 8, bold=True), part
 
 
 def span(counts: pd.Series[int]) -> str:

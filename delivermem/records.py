@@ -61,7 +61,7 @@ class Picture:
     """One stored picture: a file that is read when needed, or pixels already in memory. Never written to."""
 
     id: str
-    source: Path | Image
+    source: Path | str | Image
     caption: str = ""
 
 
@@ -76,6 +76,12 @@ class Record:
     session: str = ""
     pictures: tuple[Picture, ...] = ()
     time_text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.time is not None and self.time.tzinfo is not None:
+            raise ValueError(
+                f"record {self.id!r}: its time has a zone; give the store's own clock, without one"
+            )
 
     @property
     def stated_time(self) -> str:
@@ -226,7 +232,11 @@ class Prompt:
         return replace(self, items=tuple(swap))
 
     def to_transformers(self) -> list[dict[str, Any]]:
-        """Chat messages for `processor.apply_chat_template`, images as PIL."""
+        """Chat messages for `processor.apply_chat_template`, images as PIL.
+
+        Text stands as it was stored; `special_tokens.neutralised` breaks a model's control tokens in it, as the backbone
+        of this package does.
+        """
         user = [
             {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p.image}
             for p in self.parts
@@ -237,7 +247,8 @@ class Prompt:
         ]
 
     def to_openai(self) -> list[dict[str, Any]]:
-        """Chat messages for an OpenAI-compatible server, images as lossless data URLs in their places."""
+        """Chat messages for an OpenAI-compatible server, images as lossless data URLs in their places. Text stands as it
+        was stored: where users write it, see to it that your server takes no control tokens from it."""
 
         def block(part: str | Slot) -> dict[str, Any]:
             if isinstance(part, str):

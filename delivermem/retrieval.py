@@ -93,27 +93,12 @@ def _random(question: Question, k: int, seed: int) -> list[Record]:
     return [records[i] for i in rng.permutation(len(records))[:k]]
 
 
-def _whole(question: Question, k: int, seed: int) -> list[Record]:
-    from delivermem import dense
-
-    return dense.rank(question, k, "whole")
-
-
-def _tiles(question: Question, k: int, seed: int) -> list[Record]:
-    from delivermem import dense
-
-    return dense.rank(question, k, "tiles")
-
-
 RANKERS: dict[str, Callable[[Question, int, int], Sequence[Record]]] = {
     "gold": _gold,
     "bm25": _bm25,
     "recent": _recent,
     "random": _random,
-    "whole": _whole,
-    "tiles": _tiles,
 }
-"""gold, bm25 (text), recent and random (query-blind); whole and tiles (pictures, by the embedded encoder)."""
 
 
 def _age(record: Record) -> tuple[datetime, str]:

@@ -138,13 +138,31 @@ class Folder:
             os.fsync(file.fileno())
             file.close()
         path = self.path / f"{condition}.jsonl"
-        newest = {(line["question_id"], line["replicate"]): line for line in read(path)}
+        newest: dict[tuple[str, int], dict[str, Any]] = {}
+        for line in read(path):
+            name = (line["question_id"], line["replicate"])
+            old = newest.get(name)
+            if old and old["key"] == line["key"] and old["status"] != "failed" == line["status"]:
+                continue  # a failure never takes the place of an answer
+            newest[name] = line
         place = {question: i for i, question in enumerate(order)}
         lines = sorted(
             newest.values(), key=lambda x: (place.get(x["question_id"], len(place)), x["question_id"])
         )
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
         _replace(path, text)
+
+    def check(self, about: Mapping[str, Any]) -> None:
+        """RunError where the folder holds answers of another model, benchmark, K or seed: they must not be mixed."""
+        path = self.path / "manifest.json"
+        if not path.exists():
+            return
+        known = json.loads(path.read_text())
+        other = [name for name in about if canonical(known.get(name)) != canonical(about[name])]
+        if other:
+            raise RunError(
+                f"{self.path}: it holds answers with another {other[0]}; give another --outputs, or move that folder away"
+            )
 
     def write_manifest(self, about: Mapping[str, Any]) -> None:
         """State what the folder holds: versions, commit, identity, and per condition its counts and SHA-256."""

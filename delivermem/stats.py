@@ -74,7 +74,8 @@ def paired_term(
 
     table: answers of one benchmark, backbone and replicate. The interval is the percentile bootstrap over
     conversations (over questions where each is its own conversation, or none is known); fewer than two give
-    NaN. An unjudged or failed answer, or a question asked in one arm only, is a ValueError; with
+    NaN. Where all differ alike a bootstrap can't vary: the interval then reaches as far as clusters that differ by a
+    point could have been missed, 100 (1 - (alpha / 2)^(1 / clusters)). An unjudged or failed answer, or a question asked in one arm only, is a ValueError; with
     missing="intersection" such questions leave both arms, and the result states n and left_out.
     """
     a, b = arm_of(table, treated), arm_of(table, control)
@@ -87,9 +88,19 @@ def paired_term(
         sums[a[q].cluster] += right_a[q] - right_b[q]
     sizes = Counter(a[q].cluster for q in judged)
     low, high = cluster_bootstrap(sums, sizes, rng=rng, resamples=resamples, level=level)
+    if sizes and len({sums[cluster] / size for cluster, size in sizes.items()}) == 1:
+        low, high = _unvaried(100 * (fixed - broken) / len(judged), len(sizes), level)
     points = 100 * (fixed - broken) / len(judged)
     p, p_cluster = mcnemar(fixed, broken), sign_test(sums.values())
     return PairedTerm(points, low, high, len(judged), len(sizes), fixed, broken, p, p_cluster, left_out)
+
+
+def _unvaried(points: float, clusters: int, level: float) -> tuple[float, float]:
+    """The interval of a difference that is the same in every cluster."""
+    if clusters < 2:
+        return math.nan, math.nan
+    reach = 100 * (1 - ((1 - level) / 2) ** (1 / clusters))
+    return max(-100.0, points - reach), min(100.0, points + reach)
 
 
 def decomposition(

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from delivermem import controls, pictures
 from delivermem.benchmarks import load
 from delivermem.controls import CONTROLS, LADDER
 from delivermem.delivery import DELIVERMEM, Decisions, deliver
-from delivermem.records import Slot
+from delivermem.records import Memory, Picture, Question, Record, Slot
 from delivermem.retrieval import rank
 
 PICTURES = [name for name in LADDER if name != "correct"]
@@ -83,14 +84,14 @@ def test_permuted_keeps_the_pictures_and_moves_every_one():
     bare = controls.apply(prompt, "correct", question=question)
     changed = _put(prompt, question, "permuted")
     scene = controls.Scene(prompt, question, (), "x", 0)
-    originals = [scene.stored(slot).tobytes() for slot in prompt.slots]
+    originals = [scene.stored(i).tobytes() for i in range(len(prompt.slots))]
     inside = [_outside(slot.image, slot) for slot in changed.slots]
     assert bare is prompt
     for i, slot in enumerate(changed.slots):
         twins = [
             j
-            for j, s in enumerate(prompt.slots)
-            if _outside(pictures.stamp(scene.stored(s), slot.tag), slot) == inside[i]
+            for j in range(len(prompt.slots))
+            if _outside(pictures.stamp(scene.stored(j), slot.tag), slot) == inside[i]
         ]
         assert twins and i not in twins
     assert len(set(originals)) == len(originals)
@@ -154,7 +155,9 @@ def test_the_tag_in_the_text_leaves_the_pixels_untagged(name):
     question, prompt = _prompt(name, 4)
     changed = _put(prompt, question, "text-tag", name=name)
     scene = controls.Scene(prompt, question, (), "x", 0)
-    assert [i.tobytes() for i in changed.images] == [scene.stored(s).tobytes() for s in prompt.slots]
+    assert [i.tobytes() for i in changed.images] == [
+        scene.stored(i).tobytes() for i in range(len(prompt.slots))
+    ]
     assert changed.preamble == prompt.preamble and changed.question == prompt.question
     for item in changed.items:
         assert item.lead == (f"{item.tag} " if item.tag else "")
@@ -198,3 +201,16 @@ def test_what_can_not_be_had_is_none_and_what_is_unknown_is_refused():
     with pytest.raises(ValueError, match="permuted"):
         controls.apply(text, "permute", question=question)
     assert not any(isinstance(part, Slot) for part in text.parts)
+
+
+def test_two_pictures_of_one_name_stay_apart_and_a_record_from_elsewhere_is_refused():
+    pair = tuple(Picture("same.jpg", Image.new("RGB", (40, 40), colour)) for colour in ("red", "blue"))
+    memory = Memory("m", (Record("a", "two: <image> <image>", pictures=pair),))
+    question = Question("q", "What?", "red", "information_extraction", memory)
+    prompt = deliver(memory.records, question)
+    for control in ("text-tag", "blank"):
+        images = controls.apply(prompt, control, question=question).images
+        assert [image.getpixel((39, 39)) for image in images] == [(255, 0, 0), (0, 0, 255)]
+    other = deliver([Record("ext", "<image>", pictures=pair[:1])], question)
+    with pytest.raises(ValueError, match="'ext' is delivered but not in memory 'm'"):
+        controls.apply(other, "blank", question=question)

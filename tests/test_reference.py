@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from delivermem import encoders, runs
+from delivermem import dense, encoders, runs
 from delivermem.benchmarks import asking, scenes, shop, world
 from delivermem.delivery import Decisions, deliver
-from delivermem.records import REFUSAL, Memory, Question, Slot
+from delivermem.records import REFUSAL, Memory, Picture, Question, Record, Slot
 from delivermem.reference import build, corpus, shopping, siglip
 from delivermem.reference.muon import Muon
 from delivermem.reference.train import Trainer
@@ -221,8 +222,8 @@ def test_the_encoder_learns_goes_on_where_it_stopped_and_loads(tmp_path, monkeyp
     siglip.processor().save_pretrained(tmp_path / "model")
     monkeypatch.setattr(runs, "data_dir", lambda: tmp_path)
     (tmp_path / "models").mkdir()
-    (tmp_path / "model").rename(tmp_path / "models" / "tiny")
-    encoder = encoders.Siglip("tiny")
+    (tmp_path / "model").rename(tmp_path / "models" / dense.ENCODER)
+    encoder = encoders.Siglip(dense.ENCODER)
     frames = [product.photo for product in shop.catalogue(np.random.default_rng(0), for_benchmark=False)[:3]]
     vectors, words = encoder.images(frames), encoder.texts(["a photo of a red star"])
     assert vectors.shape == (3, 128) and words.shape == (1, 128) and vectors.dtype == np.float32
@@ -232,6 +233,35 @@ def test_the_encoder_learns_goes_on_where_it_stopped_and_loads(tmp_path, monkeyp
     np.testing.assert_allclose(
         vectors @ (direct / direct.norm(dim=1, keepdim=True)).numpy().T, vectors @ vectors.T, atol=1e-4
     )
+
+
+def test_pictures_are_ranked_by_their_best_tile(monkeypatch):
+    """With an encoder that sees mean colours: a small red spot is found by tiles and lost in the whole."""
+
+    class Colours:
+        name, revision = "colours", "1"
+
+        def images(self, images):
+            means = np.stack([np.asarray(image, np.float32).mean((0, 1)) for image in images])
+            return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+        def texts(self, texts):
+            return np.array([[1.0, 0, 0] if "red" in text else [0, 0, 1.0] for text in texts], np.float32)
+
+    monkeypatch.setattr(dense, "_encoder", Colours)
+    spot = Image.new("RGB", (96, 96), "green")
+    spot.paste((255, 0, 0), (48, 48, 96, 96))
+    half = Image.new("RGB", (96, 96), (140, 128, 0))
+    images = [spot, half, Image.new("RGB", (96, 96), "blue")]
+    asked = ["red?", "red!", "blue"]
+    assert dense.ranks(images, asked, 1) == [2, 1, 1] and dense.ranks(images, asked, 2) == [1, 2, 1]
+    assert dense.ranks(images, asked, 2, seed=3) == dense.ranks(images, asked, 2, seed=3)
+    assert dense.winner(spot, "red", 2)[:2] == (41, 41)
+    records = [Record(f"r{i}", "<image>", pictures=(Picture("p", image),)) for i, image in enumerate(images)]
+    memory = Memory("m", (Record("t", "no picture"), *records))
+    question = Question("q", "red?", "", "", memory)
+    assert [r.id for r in dense.rank(question, 9, "tiles")] == ["r0", "r1", "r2", "t"]
+    assert [r.id for r in dense.rank(question, 1, "whole")] == ["r1"]
 
 
 def test_what_a_view_shows_is_whole_in_it():

@@ -18,6 +18,14 @@ class Benchmark:
     questions: tuple[Question, ...]
     layout: Layout = "interleaved"
 
+    def __post_init__(self) -> None:
+        ids = [question.id for question in self.questions]
+        if len(set(ids)) < len(ids):
+            twice = next(name for name in ids if ids.count(name) > 1)
+            raise ValueError(
+                f"benchmark {self.name!r}: question id {twice!r} occurs twice; ids must be unique"
+            )
+
     @property
     def memories(self) -> tuple[Memory, ...]:
         """The memories asked about, each once, in the order of their first question."""
