@@ -37,7 +37,7 @@ def main(
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="decomposition")],
+    experiment: Annotated[str, typer.Argument(help="decomposition, ladder or controls")],
     benchmark: Annotated[str, typer.Option()] = "mini-memlens",
     backbone: Annotated[
         str, typer.Option(help="A folder in data/models, a path, or owner/name@revision.")
@@ -60,10 +60,10 @@ def run(
         model = backbones.load(backbone, batch_size=batch_size)
         if dry_run:
             root = (outputs or runs.data_dir() / "outputs") / benchmark / model.name
-            k = k or experiments.DEFAULT_K.get(benchmark, 10)
+            k = experiments.DEFAULT_K.get(benchmark, 10) if k is None else k
             plans = list(experiments.plan(data, arms, model.identity, k=k, limit=limit))
             lines = [line for arm in arms for line in runs.read(root / f"{arm.name}.jsonl")]
-            held = {(line["condition"], line["key"]) for line in lines if line["status"] == "ok"}
+            held = {(line["condition"], line["key"]) for line in lines if line["status"] != "failed"}
             missing = sum((p.condition.name, p.line["key"]) not in held for p in plans)
             typer.echo(f"{len(plans)} answers at K = {k}: {len(plans) - missing} cached, {missing} to be had")
             return
@@ -156,6 +156,8 @@ def verify(outputs: Outputs = None) -> None:
     if problems:
         raise typer.Exit(1)
     count = sum(row["answers"] for row in runs.status(outputs))
+    if not count:
+        _refuse(ValueError(f"{outputs or runs.data_dir() / 'outputs'} holds no answers to verify"))
     typer.echo(f"{count} answers verified")
 
 

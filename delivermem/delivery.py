@@ -6,13 +6,24 @@ delivered, how many, or in what order, and never writes to the store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Literal, get_args
 
 from delivermem import pictures
-from delivermem.records import IMAGE_MARK, REFUSAL, Item, Picture, Prompt, Question, Record, Slot, format_time
+from delivermem.records import (
+    IMAGE_MARK,
+    REFUSAL,
+    Item,
+    Layout,
+    Picture,
+    Prompt,
+    Question,
+    Record,
+    Slot,
+    format_time,
+)
 
 Modality = Literal["pixels", "caption", "text"]
 Identity = Literal["stamp", "none"]
@@ -27,6 +38,8 @@ PREAMBLES: dict[str, str] = {
     ),
     "none": "Recalled items follow in order of relevance.\n",
 }
+IMAGES_LAST = "The pictures follow the items, in their order.\n"
+"""Added to the preamble where a benchmark's layout has all texts before all pictures."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +61,60 @@ DELIVERMEM = Decisions()
 """The paper's one fixed configuration."""
 
 
-def deliver(records: Sequence[Record], question: Question | str, decisions: Decisions = DELIVERMEM) -> Prompt:
+def deliver(
+    records: Iterable[Record],
+    question: Question | str,
+    decisions: Decisions = DELIVERMEM,
+    *,
+    layout: Layout = "interleaved",
+) -> Prompt:
     """Turn ranked records into the text and pixels of one prompt.
 
     records: most relevant first; their order, number and choice are kept. question: a Question, or its text.
-    Tags M1, M2, ... count the records that have pictures, by rank, and are stamped on copies.
-    Raises pictures.PictureError when a picture that is to be delivered can't be read.
+    Tags M1, M2, ... count the records that have pictures, by rank, and are stamped on copies. layout: pictures in
+    their items' text, or all after the last item (then each item begins with its tag, or with its number where none
+    is stamped, so that text and picture can be brought together again).
+    Raises ValueError for a record that is given twice, and pictures.PictureError when a picture that is to be delivered
+    can't be read. The words before the items follow `identity` alone, so that no other decision changes them.
     Source: "Retrieved but Not Delivered" (arXiv 2609.32590), decisions D1 to D3.
     """
+    records = tuple(records)
+    ids = [record.id for record in records]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise ValueError(
+            f"record {twice!r} is delivered twice, and a tag must name one; give each record once"
+        )
     tag_of: dict[str, str] = {}
     for record in records:
         if record.pictures:
             tag_of[record.id] = f"M{len(tag_of) + 1}"
     items = tuple(_item(record, tag_of.get(record.id, ""), decisions) for record in records)
-    return Prompt(SYSTEM, PREAMBLES[decisions.identity], items, question_block(question), asdict(decisions))
+    prompt = Prompt(SYSTEM, "", items, question_block(question), asdict(decisions), layout)
+    return _introduced(prompt, decisions.identity == "stamp")
+
+
+def untagged(prompt: Prompt) -> Prompt:
+    """The prompt in the words of `identity="none"`, its pixels as they are."""
+    items = tuple(
+        replace(item, parts=tuple(replace(p, tag="") if isinstance(p, Slot) else p for p in item.parts))
+        for item in prompt.items
+    )
+    return _introduced(
+        replace(prompt, items=items, decisions={**prompt.decisions, "identity": "none"}), False
+    )
+
+
+def _introduced(prompt: Prompt, stamped: bool) -> Prompt:
+    """With the preamble of its identity arm, and in the layout with all pictures last, a name before each item."""
+    preamble = PREAMBLES["stamp" if stamped else "none"]
+    if prompt.layout == "interleaved":
+        return replace(prompt, preamble=preamble)
+    items = tuple(
+        replace(item, lead=f"{item.tag} " if stamped and item.tag else f"({i}) ")
+        for i, item in enumerate(prompt.items, 1)
+    )
+    return replace(prompt, preamble=preamble + IMAGES_LAST, items=items)
 
 
 def question_block(question: Question | str) -> str:

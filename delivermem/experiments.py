@@ -8,26 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from delivermem import benchmarks, judges, retrieval, runs
+from delivermem import benchmarks, controls, judges, retrieval, runs
 from delivermem.backbones import Backbone
 from delivermem.delivery import DELIVERMEM, Decisions, deliver
 from delivermem.pictures import PictureError
 from delivermem.records import Answer, Prompt, Question
 
 TEXT_ONLY = Decisions(modality="text")
-DEFAULT_K = {"mini-memlens": 10}
-"""Records delivered per question where nothing else is said: the paper's 10 on MemLens."""
+DEFAULT_K = {"mini-memlens": 10, **{f"mini-dmv-{sessions}": 5 for sessions in (5, 10, 15, 50)}}
+"""Records delivered per question where nothing else is said: the paper's 10 on MemLens and 5 on DMV-Bench."""
 CHUNK = 64
 """Prompts drawn at a time: what is held in memory."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One arm: which records are retrieved, and how they are delivered."""
+    """One arm: which records are retrieved, how they are delivered, and what a control then changes."""
 
     name: str
     ranker: str
     decisions: Decisions = DELIVERMEM
+    control: str = "correct"
+    replicate: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,29 @@ EXPERIMENTS = {
             Condition("random-pixels", "random"),
         ),
     ),
+    "ladder": Experiment(
+        "ladder",
+        (
+            *(Condition(f"ladder-{rung}", "gold", control=rung) for rung in controls.LADDER),
+            Condition("ladder-caption", "gold", Decisions(modality="caption")),
+            Condition("ladder-withheld", "gold", TEXT_ONLY),
+        ),
+    ),
+    "controls": Experiment(
+        "controls",
+        (
+            Condition("full", "gold"),
+            Condition("full-again", "gold", replicate=1),
+            Condition("identity-none", "gold", Decisions(identity="none")),
+            Condition("identity-constant", "gold", control="constant-tag"),
+            Condition("identity-text", "gold", control="text-tag"),
+            Condition("time-none", "gold", Decisions(time="none")),
+            Condition("time-shuffled", "gold", control="shuffled-times"),
+            Condition("time-ordinal", "gold", control="ordinal-times"),
+        ),
+    ),
 }
+"""The grids. `full-again` repeats `full` and shares nothing with it: what differs between the two is noise."""
 
 
 def find(name: str) -> Experiment:
@@ -71,7 +95,7 @@ def chosen(experiment: Experiment, names: Sequence[str] | None) -> tuple[Conditi
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One answer to be had: the question, the arm, the prompt (or why it can't be built), and the answer's key."""
+    """One answer to be had: the question, the arm, the prompt (or why there is none), and the answer's key."""
 
     question: Question
     condition: Condition
@@ -93,11 +117,14 @@ def plan(
     for question in benchmark.questions[:limit]:
         for condition in conditions:
             records = retrieval.rank(condition.ranker, question, k, seed=seed)
-            prompt, trouble = None, ""
+            prompt, trouble = None, f"{condition.control} can't be had here"
             try:
-                prompt = deliver(records, question, condition.decisions)
+                whole = deliver(records, question, condition.decisions, layout=benchmark.layout)
+                prompt = controls.apply(
+                    whole, condition.control, question=question, others=benchmark.questions, seed=seed
+                )
             except PictureError as error:
-                trouble = str(error)
+                trouble = f"error: {error}"
             text, pixels = runs.prompt_hashes(prompt) if prompt else (trouble, "")
             name = runs.key(
                 benchmark=benchmark.name,
@@ -106,7 +133,7 @@ def plan(
                 prompt=text,
                 pixels=pixels,
                 backbone=identity,
-                replicate=0,
+                replicate=condition.replicate,
             )
             share = retrieval.recall(question, (record.id for record in records))
             line = dict(
@@ -116,7 +143,7 @@ def plan(
                 subtype=question.subtype,
                 cluster=question.memory.id,
                 condition=condition.name,
-                replicate=0,
+                replicate=condition.replicate,
                 k=k,
                 delivered=[record.id for record in records],
                 gold=list(question.gold),
@@ -146,31 +173,38 @@ def run(
     """Answer what is missing of an experiment and keep it; returns how many prompts the backbone was given.
 
     outputs: the folder that holds <benchmark>/<backbone>/ (default: data/outputs). fresh: ask again for all. Answers
-    already there are not asked for again; failed ones are. Prompts that are the same in two arms are asked once.
+    already there are not asked for again; failed ones are. A prompt that is the same in two arms is asked once.
     """
     arms = chosen(find(experiment), conditions)
     data = benchmarks.load(benchmark)
-    k = k or DEFAULT_K.get(benchmark, 10)
+    k = DEFAULT_K.get(benchmark, 10) if k is None else k
+    if k < 1 or (limit is not None and limit < 1):
+        raise ValueError(f"k={k}, limit={limit}: give 1 or more")
+    about = dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
     root = (outputs or runs.data_dir() / "outputs").resolve() / benchmark / backbone.name
     total, done, asked, clock = len(data.questions[:limit]) * len(arms), 0, 0, _Clock(say)
     with runs.Folder(root) as folder:
+        folder.check(about)
         for arm in arms:
             runs.mend(root / f"{arm.name}.jsonl")
         lines = [line for arm in arms if not fresh for line in runs.read(root / f"{arm.name}.jsonl")]
-        held = {(line["condition"], line["key"]) for line in lines if line["status"] == "ok"}
+        held = {(line["condition"], line["key"]): line for line in lines if line["status"] != "failed"}
+        folder.write_manifest(about)  # what is killed says what it is
         everything = plan(data, arms, backbone.identity, k=k, seed=seed, limit=limit)
         for chunk in _chunks(everything, CHUNK):
             todo = [p for p in chunk if (p.condition.name, p.line["key"]) not in held]
             for p, answer in _answered(todo, backbone):
                 folder.append(finished(p, answer))
+            for p in chunk:
+                old = held.get((p.condition.name, p.line["key"]))
+                if old is not None and (again := rejudged(p, old)) != old:
+                    folder.append(again)
             asked += len({p.line["key"] for p in todo if p.prompt is not None})
             done += len(chunk)
             clock.tick(done, total, asked)
         for arm in arms:
             folder.settle(arm.name, [question.id for question in data.questions])
-        folder.write_manifest(
-            dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
-        )
+        folder.write_manifest(about)
     say(f"{root.name} on {benchmark}: {total} answers, {asked} prompts asked, in {clock.minutes:.1f} min")
     return asked
 
@@ -183,10 +217,23 @@ def _answered(todo: Sequence[Plan], backbone: Backbone) -> Iterator[tuple[Plan, 
     first = [group[0] for group in groups.values() if group[0].prompt is not None]
     for group in groups.values():
         if group[0].prompt is None:
-            yield from ((p, Answer("", "failed", f"error: {p.trouble}")) for p in group)
+            failed = group[0].trouble.startswith("error: ")
+            answer = Answer("", "failed" if failed else "not_applicable", group[0].trouble)
+            yield from ((p, answer) for p in group)
     if first:
         for i, answer in backbone.answer([p.prompt for p in first if p.prompt is not None]):
             yield from ((p, answer) for p in groups[first[i].line["key"]])
+
+
+def rejudged(p: Plan, line: Mapping[str, Any]) -> dict[str, Any]:
+    """A kept line under the rules of today: the answer is the old one, the verdict may not be."""
+    answer = Answer(
+        text=line["answer"],
+        status=line["status"],
+        finish=line["finish"],
+        **{name: line[name] for name in ("text_tokens", "image_tokens", "images", "seconds")},
+    )
+    return finished(p, answer)
 
 
 def finished(p: Plan, answer: Answer) -> dict[str, Any]:

@@ -7,12 +7,14 @@ are hollow diamonds under a heading of their own and are never mixed with what w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from delivermem import canvas
 from delivermem.canvas import INK, PALETTE, bracket, record_numbers, save_figure, signed, style, styled
+from delivermem.control_figures import forest, granularity, tiles
+from delivermem.panels import DIAMOND, SETTING, cells, check, panels, span, whisker
 from delivermem.prompt_figure import delivered
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONDITIONS", "KINDS", "PALETTE", "TERMS", "by_kind", "conditions", "decomposition", "delivered",
-    "failures", "record_numbers", "save_figure", "style",
+    "failures", "forest", "granularity", "record_numbers", "save_figure", "style", "tiles",
 ]  # fmt: skip
 
 CONDITIONS = {
@@ -55,8 +57,8 @@ def decomposition(terms: pd.DataFrame, *, paper: pd.DataFrame | None = None) -> 
     n, clusters, fixed, broken, p, p_cluster); query-blind terms are left to `conditions`. paper: from
     `published.paper()`, drawn below under its own heading.
     """
-    panels = [*_panels(terms[terms["term"].isin(list(TERMS))], "term", "points", "p_cluster")]
-    rows = len(panels) + (paper is not None)
+    found = [*panels(terms[terms["term"].isin(list(TERMS))], "term", "points", "p_cluster")]
+    rows = len(found) + (paper is not None)
     fig = canvas.figure(0.7 + 0.98 * rows)
     heights = [4.4, *[3.0] * (rows - 1)]
     axes = fig.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -67,8 +69,8 @@ def decomposition(terms: pd.DataFrame, *, paper: pd.DataFrame | None = None) -> 
         ax.set_ylim(len(TERMS) - 0.5, -1.9 if i == 0 else -0.5)
         ax.axvline(0, color=PALETTE["quiet"], linewidth=0.8, zorder=1.5)
     header = ("points [95 % interval]", "fixed /\nbroken", "p, by\nquestion", "p, by\nconversation")
-    _cells(axes[0], -0.65, header, PALETTE["quiet"], va="bottom")
-    for ax, (caption, part) in zip(axes, panels, strict=False):
+    cells(axes[0], -0.65, header, PALETTE["quiet"], va="bottom")
+    for ax, (caption, part) in zip(axes, found, strict=False):
         ax.set_title(caption)
         by_term = {row["term"]: row for row in part.to_dict("records")}
         if len(by_term) < len(TERMS):
@@ -76,15 +78,15 @@ def decomposition(terms: pd.DataFrame, *, paper: pd.DataFrame | None = None) -> 
         for y, (term, (_, colour, _, _)) in enumerate(TERMS.items()):
             row = by_term[term]
             ax.barh(y, row["points"], 0.56, color=PALETTE[colour], label=term)
-            _whisker(ax, row, y)
+            whisker(ax, row, y)
             estimate = f"{signed(row['points'])} {bracket(row['low'], row['high'], signed)}"
             discordant = f"{row['fixed']} / {row['broken']}"
-            _cells(ax, y, (estimate, discordant, canvas.p_value(row["p"]), canvas.p_value(row["p_cluster"])))
+            cells(ax, y, (estimate, discordant, canvas.p_value(row["p"]), canvas.p_value(row["p_cluster"])))
     if paper is not None:
         _paper_terms(axes[-1], paper)
     axes[-1].set_xlabel("difference in accuracy (percentage points)")
     ends = [0.0, *(line.get_xdata()[0] for line in axes[-1].lines if line.get_marker() == "D")]
-    for _, part in panels:
+    for _, part in found:
         ends += [end for column in ("points", "low", "high") for end in part[column] if not math.isnan(end)]
     low, high = (min(ends), max(ends)) if max(ends) - min(ends) > 1 else (-5, 5)
     axes[-1].set_xlim(low - 0.06 * (high - low) * (low < 0), high + 0.06 * (high - low))
@@ -103,7 +105,7 @@ def _paper_terms(ax: Axes, paper: pd.DataFrame) -> None:
         ax.plot(row_of[name]["value"], y, **DIAMOND, label=f"paper {name}")
         discordant = " / ".join(str(row_of[count]["count"]) for count in pair)
         p = row_of["gap_p"]["printed"] if name == "gap" else ""
-        _cells(ax, y, (signed(row_of[name]["value"], 2), discordant, p), color=PALETTE["quiet"])
+        cells(ax, y, (signed(row_of[name]["value"], 2), discordant, p), color=PALETTE["quiet"])
 
 
 @styled
@@ -112,26 +114,26 @@ def conditions(acc: pd.DataFrame) -> Figure:
 
     acc: from `stats.accuracy` by benchmark, backbone, k, condition (percent).
     """
-    panels = [*_panels(acc, "condition", "estimate", "recall")]
-    fig = canvas.figure(0.6 + 2.0 * len(panels))
-    axes = fig.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, (caption, part) in zip(axes, panels, strict=True):
+    found = [*panels(acc, "condition", "estimate", "recall")]
+    fig = canvas.figure(0.6 + 2.0 * len(found))
+    axes = fig.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (caption, part) in zip(axes, found, strict=True):
         ax.set_title(caption)
         rows = _by_condition(part)
         ys = _positions([row["condition"] for row in rows])
         ax.set_yticks(ys, [_label(row["condition"]) for row in rows])
         ax.set_ylim(ys[-1] + 0.6, -1.95)
         header = ("accuracy [95 % interval]", "gold messages\ndelivered")
-        _cells(ax, -0.75, header, PALETTE["quiet"], va="bottom")
+        cells(ax, -0.75, header, PALETTE["quiet"], va="bottom")
         for y, row in zip(ys, rows, strict=True):
             if math.isnan(row["estimate"]):
-                _cells(ax, y, (f"not judged{_open(row)}",))
+                cells(ax, y, (f"not judged{_open(row)}",))
                 continue
             ax.barh(y, row["estimate"], 0.72, color=_colour(row["condition"]), label=row["condition"])
-            _whisker(ax, row, y)
+            whisker(ax, row, y)
             recall = "" if math.isnan(row["recall"]) else f"{row['recall']:.0f} %"
             estimate = f"{row['estimate']:.1f} {bracket(row['low'], row['high'])}"
-            _cells(ax, y, (estimate, recall + _open(row)))
+            cells(ax, y, (estimate, recall + _open(row)))
     axes[-1].set_xlim(0, 100)
     axes[-1].set_xlabel("accuracy (% of questions)")
     return fig
@@ -143,12 +145,12 @@ def by_kind(acc: pd.DataFrame) -> Figure:
 
     acc: from `stats.accuracy` by benchmark, backbone, k, kind, condition (percent).
     """
-    panels = [*_panels(acc, "kind", "condition", "estimate")]
-    found = set(acc["kind"])
-    kinds = [kind for kind in KINDS if kind in found] + sorted(found - set(KINDS))
-    fig = canvas.figure(0.1 + 2.45 * len(panels))
-    parts = fig.subfigures(len(panels), 1, squeeze=False)[:, 0]
-    for subfigure, (caption, part) in zip(parts, panels, strict=True):
+    found = [*panels(acc, "kind", "condition", "estimate")]
+    asked = set(acc["kind"])
+    kinds = [kind for kind in KINDS if kind in asked] + sorted(asked - set(KINDS))
+    fig = canvas.figure(0.1 + 2.45 * len(found))
+    parts = fig.subfigures(len(found), 1, squeeze=False)[:, 0]
+    for subfigure, (caption, part) in zip(parts, found, strict=True):
         subfigure.suptitle(caption, x=0.01, ha="left", fontsize=8, fontweight="bold")
         subfigure.supxlabel("accuracy (% of questions)", fontsize=8)
         axes = subfigure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
@@ -160,11 +162,11 @@ def by_kind(acc: pd.DataFrame) -> Figure:
             ax.set_ylim(max(ys.values()) + 0.6, -0.6)
             ax.set_xlim(-6, 106)
             ax.set_xticks([0, 50, 100])
-            title = f"{KINDS.get(kind) or canvas.wrap(kind, 0.8, 7.5)}\nn = {_span(rows['n'])}"
+            title = f"{KINDS.get(kind) or canvas.wrap(kind, 0.8, 7.5)}\nn = {span(rows['n'])}"
             ax.set_title(title, fontweight="normal", fontsize=7.5)
             for row in rows.to_dict("records"):
                 y, colour = ys[row["condition"]], _colour(row["condition"])
-                _whisker(ax, row, y, colour)
+                whisker(ax, row, y, colour)
                 ax.plot(row["estimate"], y, "o", color=colour, label=row["condition"], clip_on=False)
     return fig
 
@@ -178,14 +180,14 @@ def failures(counts: pd.DataFrame, *, paper: pd.DataFrame | None = None) -> Figu
     """
     from matplotlib.patches import Patch
 
-    _check(counts, *SETTING, "n", "fixed", "confident_wrong", "refusal")
+    check(counts, *SETTING, "n", "fixed", "confident_wrong", "refusal")
     rows = counts.sort_values(SETTING).to_dict("records")
     fig = canvas.figure(0.95 + 0.55 * (len(rows) + (paper is not None)))
     ax = fig.subplots()
     labels = []
     for y, row in enumerate(rows):
         labels.append(f"{canvas.wrap(row['backbone'], 2.2, 8)}\non {row['benchmark']}, K = {row['k']}")
-        _cells(ax, y, (f"{row['fixed']} of {row['n']}\nquestions fixed",), va="center")
+        cells(ax, y, (f"{row['fixed']} of {row['n']}\nquestions fixed",), va="center")
         left = 0.0
         for part, colour, ink in (("confident_wrong", "wrong", "white"), ("refusal", "refusal", INK)):
             width = 100 * row[part] / row["fixed"] if row["fixed"] else 0.0
@@ -201,7 +203,7 @@ def failures(counts: pd.DataFrame, *, paper: pd.DataFrame | None = None) -> Figu
         ax.text(share + 2.5, y, note, color=quiet, va="center_baseline")
         labels.append(f"paper: {row['backbone']}\non {row['benchmark']}\n(published, not measured here)")
         fixed = paper[paper["name"] == "fixed"].to_dict("records")[0]
-        _cells(ax, y, (f"{fixed['count']} of {fixed['n']}\nquestions fixed",), quiet, "center")
+        cells(ax, y, (f"{fixed['count']} of {fixed['n']}\nquestions fixed",), quiet, "center")
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.5, -0.5)
     ax.set_xlim(0, 100)
@@ -210,41 +212,6 @@ def failures(counts: pd.DataFrame, *, paper: pd.DataFrame | None = None) -> Figu
     handles = [Patch(color=PALETTE[colour], label=name) for colour, name in named]
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0)
     return fig
-
-
-SETTING = ["benchmark", "backbone", "k"]
-DIAMOND: dict[str, Any] = {
-    "marker": "D", "linestyle": "none", "markerfacecolor": "white", "markeredgecolor": PALETTE["paper"],
-    "markeredgewidth": 1.2, "zorder": 4,
-}  # fmt: skip
-
-
-def _check(table: pd.DataFrame, *needed: str) -> None:
-    lacking = ", ".join(name for name in needed if name not in table)
-    if lacking or table.empty:
-        raise ValueError(f"the table has {len(table)} rows and lacks the columns: {lacking or 'none'}")
-
-
-def _panels(table: pd.DataFrame, *needed: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(caption, rows) per benchmark, backbone and K in the order of their names."""
-    _check(table, *SETTING, *needed, "n", "clusters")
-    unique = [name for name in needed if name in ("term", "kind", "condition")]
-    for (benchmark, backbone, k), part in table.groupby(SETTING, sort=True):
-        who = f"{backbone} on {benchmark}"
-        if part.duplicated(unique).any():
-            raise ValueError(f"{who}, K = {k}: the table must have one row per {' and '.join(unique)}")
-        if "kind" in needed:
-            n = f"n = {_span(part.groupby('condition')['n'].sum())} questions"
-        else:
-            n = f"n = {_span(part['n'])} questions in {_span(part['clusters'])} conversations"
-        left_out = part["left_out"].max() if "left_out" in part else 0
-        n += f" ({left_out} left out)" if left_out else ""
-        yield canvas.wrap(f"{who}, {n}, K = {k}", canvas.WIDTH - 1.9, 8, bold=True), part
-
-
-def _span(counts: pd.Series[int]) -> str:
-    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _label(condition: str) -> str:
@@ -274,19 +241,6 @@ def _colour(condition: str) -> str:
     if _group(condition) == "query-blind":
         return PALETTE["query-blind"]
     return PALETTE.get(condition.rsplit("-", 1)[-1], PALETTE["quiet"])
-
-
-def _whisker(ax: Axes, row: Mapping[str, Any], y: float, color: str = INK) -> None:
-    if not math.isnan(row["low"]):
-        ax.hlines(y, row["low"], row["high"], color=color, linewidth=1.2, zorder=3)
-
-
-def _cells(ax: Axes, y: float, texts: Sequence[str], color: str = INK, va: str = "center_baseline") -> None:
-    """A row of the table to the right of the axes, at fixed offsets in points."""
-    look: dict[str, Any] = {"va": va, "color": color, "fontsize": 7.5, "annotation_clip": False}
-    for offset, text in zip((10, 122, 164, 206), texts, strict=False):
-        at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        ax.annotate(text, (1, y), (offset, 0), **at, **look)
 
 
 def _open(row: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ _ISO = re.compile(rf"(?<![\d/.-])(\d{{4}})([/.-])(\d{{1,2}})\2(\d{{1,2}})(?![/.-
 _DAY_MONTH = re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTH})\b(?:,? (\d{{4}})\b)?")
 _MONTH_DAY = re.compile(rf"\b({_MONTH}) (\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (\d{{4}})\b)?")
 _HALF_DAY = re.compile(r"(?<![\d:])(1[0-2]|0?[1-9])(?::([0-5]\d))? ?([ap])\.?m\b\.?")
-_SPAN = re.compile(r"(?<![\d.,])(\d+) (day|week)s?\b")
+_SPAN = re.compile(r"(?<![\d.,])(\d{1,9}) (day|week)s?\b")
 _TAG = re.compile(r"(?:memory )?\[?(m\d+)\]?")
 
 
@@ -84,11 +84,13 @@ def is_refusal(text: str) -> bool:
 def judge(question: Question, answer: Answer, prompt: Prompt) -> Verdict:
     """Right, wrong or unjudged, with the rule that decided.
 
-    A failed or cut-off answer is unjudged. Where memory does not hold the answer, refusing alone is right; where it
+    A failed or cut-off answer is unjudged, and so is a question that could not be put. Where memory does not hold the answer, refusing alone is right; where it
     does, refusing is wrong. A question for a memory is answered by the tag under which its record was delivered.
     """
     if answer.status == "failed":
         return Verdict("unjudged", "failed")
+    if answer.status == "not_applicable":
+        return Verdict("unjudged", "not applicable")
     if answer.finish == "length":
         return Verdict("unjudged", "truncated")
     refused = is_refusal(answer.text)

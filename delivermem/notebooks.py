@@ -97,12 +97,12 @@ MARKS = ("<!-- numbers: made by `delivermem figures` -->", "<!-- /numbers -->")
 
 
 def numbers_table(path: Path | None = None) -> str:
-    """The README's table: every named number of `figures/numbers.json` that has an interval, and who gave it."""
+    """The README's table: the decomposition's numbers of `figures/numbers.json` that have an interval, and who gave them."""
     numbers = json.loads((path or root() / "figures" / "numbers.json").read_text(encoding="utf-8"))
     rows = ["| measured here | value | 95 % interval | n |", "|---|---|---|---|"]
     runs = []
     for name, entry in sorted(numbers.items()):
-        if entry.get("low") is not None:
+        if entry.get("low") is not None and name.startswith("decomposition."):
             label = name.split(".")[1].replace("_", " ")
             interval = f"{entry['low']:.1f} to {entry['high']:.1f}"
             rows.append(f"| {label} | {entry['value']:.1f} {entry['unit']} | {interval} | {entry['n']} |")

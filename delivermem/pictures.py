@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,23 +28,33 @@ def load(picture: Picture) -> Image:
 
     Raises PictureError for a missing, empty, truncated or unreadable file.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    if isinstance(picture.source, Path):
+    source = picture.source
+    if not isinstance(source, str | os.PathLike):
         try:
-            with Image.open(picture.source) as opened:
-                opened.load()
-                return to_rgb(opened)
-        except FileNotFoundError:
+            return to_rgb(source)
+        except Exception as error:  # a lazily read image fails in as many ways as its file
             raise PictureError(
-                f"picture {picture.id!r}: no file at {picture.source}; fetch the benchmark's images or correct the path"
+                f"picture {picture.id!r}: its image in memory can't be decoded ({_said(error)}); load it anew"
             ) from None
-        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-            size = picture.source.stat().st_size
-            raise PictureError(
-                f"picture {picture.id!r}: {picture.source} ({size} bytes) can't be decoded ({error}); replace the file"
-            ) from None
-    return to_rgb(picture.source)
+    if not os.path.isfile(source):
+        raise PictureError(
+            f"picture {picture.id!r}: no file at {source}; fetch the benchmark's images or correct the path"
+        )
+    try:
+        with Image.open(source) as opened:
+            opened.load()
+            return to_rgb(opened)
+    except Exception as error:  # decoders raise whatever they like on a damaged file
+        raise PictureError(
+            f"picture {picture.id!r}: {source} ({os.path.getsize(source)} bytes) can't be decoded "
+            f"({_said(error)}); replace the file"
+        ) from None
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{error}".split())[:200] or type(error).__name__
 
 
 def to_rgb(image: Image) -> Image:

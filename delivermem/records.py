@@ -25,6 +25,8 @@ IMAGE_MARK = "<image>"
 REFUSAL = "Insufficient information"
 """What a model is asked to reply when the delivered memory does not hold the answer."""
 
+Layout = Literal["interleaved", "images-last"]
+
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _TIME = re.compile(
     r"\s*(\d{4})[/-](\d{1,2})[/-](\d{1,2})(?:\s*\(([^)]*)\))?(?:[\sT]*(?<!\d)(\d{1,2}):(\d{2})(?::\d{2})?)?\s*"
@@ -59,7 +61,7 @@ class Picture:
     """One stored picture: a file that is read when needed, or pixels already in memory. Never written to."""
 
     id: str
-    source: Path | Image
+    source: Path | str | Image
     caption: str = ""
 
 
@@ -74,6 +76,12 @@ class Record:
     session: str = ""
     pictures: tuple[Picture, ...] = ()
     time_text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.time is not None and self.time.tzinfo is not None:
+            raise ValueError(
+                f"record {self.id!r}: its time has a zone; give the store's own clock, without one"
+            )
 
     @property
     def stated_time(self) -> str:
@@ -147,23 +155,28 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One delivered record: its stated time, and its text with slots in place of the pictures."""
+    """One delivered record: what it is called in the text, its stated time, its text with slots for its pictures."""
 
     record_id: str
     time: str
     parts: tuple[str | Slot, ...]
     tag: str = ""
+    lead: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Everything that reaches the model, in order: system, preamble, items, question."""
+    """Everything that reaches the model, in order: system, preamble, items, question.
+
+    `layout` says where the slots stand: in their items' text, or all after the last item (DMV-Bench's layout).
+    """
 
     system: str
     preamble: str
     items: tuple[Item, ...]
     question: str
     decisions: Mapping[str, str] = field(default_factory=dict)
+    layout: Layout = "interleaved"
 
     @property
     def delivered(self) -> tuple[str, ...]:
@@ -187,8 +200,13 @@ class Prompt:
     def parts(self) -> list[str | Slot]:
         """The user message: strings and slots, neighbouring strings joined."""
         flat: list[str | Slot] = [self.preamble]
+        last = self.layout == "images-last"
         for item in self.items:
-            flat += [f"[{item.time}] " if item.time else "", *item.parts, "\n"]
+            flat += [item.lead, f"[{item.time}] " if item.time else ""]
+            flat += [part for part in item.parts if not (last and isinstance(part, Slot))]
+            flat.append("\n")
+        if last and self.slots:
+            flat += [*self.slots, "\n"]
         flat.append(self.question)
         joined: list[str | Slot] = []
         for part in flat:
@@ -214,7 +232,11 @@ class Prompt:
         return replace(self, items=tuple(swap))
 
     def to_transformers(self) -> list[dict[str, Any]]:
-        """Chat messages for `processor.apply_chat_template`, images as PIL."""
+        """Chat messages for `processor.apply_chat_template`, images as PIL.
+
+        Text stands as it was stored; `special_tokens.neutralised` breaks a model's control tokens in it, as the backbone
+        of this package does.
+        """
         user = [
             {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p.image}
             for p in self.parts
@@ -225,7 +247,8 @@ class Prompt:
         ]
 
     def to_openai(self) -> list[dict[str, Any]]:
-        """Chat messages for an OpenAI-compatible server, images as lossless data URLs in their places."""
+        """Chat messages for an OpenAI-compatible server, images as lossless data URLs in their places. Text stands as it
+        was stored: where users write it, see to it that your server takes no control tokens from it."""
 
         def block(part: str | Slot) -> dict[str, Any]:
             if isinstance(part, str):
@@ -253,10 +276,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a backbone gave for one prompt. A failure is a status with its reason, never an empty answer."""
+    """What a backbone gave for one prompt. A failure is a status with its reason, never an empty answer; where a
+    control can't be had for a prompt (one picture can't be permuted), nothing was asked: `not_applicable`."""
 
     text: str
-    status: Literal["ok", "failed"] = "ok"
+    status: Literal["ok", "failed", "not_applicable"] = "ok"
     finish: str = "stop"
     text_tokens: int = 0
     image_tokens: int = 0

@@ -138,13 +138,31 @@ class Folder:
             os.fsync(file.fileno())
             file.close()
         path = self.path / f"{condition}.jsonl"
-        newest = {(line["question_id"], line["replicate"]): line for line in read(path)}
+        newest: dict[tuple[str, int], dict[str, Any]] = {}
+        for line in read(path):
+            name = (line["question_id"], line["replicate"])
+            old = newest.get(name)
+            if old and old["key"] == line["key"] and old["status"] != "failed" == line["status"]:
+                continue  # a failure never takes the place of an answer
+            newest[name] = line
         place = {question: i for i, question in enumerate(order)}
         lines = sorted(
             newest.values(), key=lambda x: (place.get(x["question_id"], len(place)), x["question_id"])
         )
         text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines)
         _replace(path, text)
+
+    def check(self, about: Mapping[str, Any]) -> None:
+        """RunError where the folder holds answers of another model, benchmark, K or seed: they must not be mixed."""
+        path = self.path / "manifest.json"
+        if not path.exists():
+            return
+        known = json.loads(path.read_text())
+        other = [name for name in about if canonical(known.get(name)) != canonical(about[name])]
+        if other:
+            raise RunError(
+                f"{self.path}: it holds answers with another {other[0]}; give another --outputs, or move that folder away"
+            )
 
     def write_manifest(self, about: Mapping[str, Any]) -> None:
         """State what the folder holds: versions, commit, identity, and per condition its counts and SHA-256."""
@@ -232,10 +250,12 @@ def folders(outputs: Path | None = None) -> list[Path]:
     return sorted(path.parent for path in root.glob("*/*/manifest.json"))
 
 
-def about(outputs: Path | None = None) -> str:
+def about(outputs: Path | None = None, *, benchmark: str | None = None) -> str:
     """Where the cached answers come from, a line a folder: backbone, benchmark, K, and what computed them."""
     lines = []
     for folder in folders(outputs):
+        if benchmark not in (None, folder.parent.name):
+            continue
         m = json.loads((folder / "manifest.json").read_text())
         versions = ", ".join(f"{name} {m['versions'][name]}" for name in ("torch", "transformers"))
         lines.append(
@@ -280,16 +300,18 @@ def as_dataset(experiment: str, **where: Any) -> datasets.Dataset:
 
 
 def status(outputs: Path | None = None) -> list[dict[str, Any]]:
-    """One entry per condition at hand: benchmark, backbone, condition, answers, failed, unjudged, seconds an answer."""
+    """One entry per condition at hand: answers, and of them right, wrong, unjudged, failed, not applicable."""
     found = []
     for folder in folders(outputs):
         for path in sorted(folder.glob("*.jsonl")):
             lines = list(read(path))
             count = {
-                state: sum(line["verdict"] == state for line in lines)
+                state: sum(line["verdict"] == state and line["status"] != "not_applicable" for line in lines)
                 for state in ("right", "wrong", "unjudged")
             }
-            failed = sum(line["status"] == "failed" for line in lines)
+            count |= {
+                name: sum(line["status"] == name for line in lines) for name in ("failed", "not_applicable")
+            }
             mean = sum(line["seconds"] for line in lines) / max(1, len(lines))
             found.append(
                 dict(
@@ -298,7 +320,6 @@ def status(outputs: Path | None = None) -> list[dict[str, Any]]:
                     condition=path.stem,
                     answers=len(lines),
                     **count,
-                    failed=failed,
                     seconds=round(mean, 4),
                 )
             )

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from delivermem.pairing import JUDGED, Missing, arm_of, cluster_of, common, groups, state_of
 from delivermem.significance import cluster_bootstrap, discordant, generator, holm, mcnemar, sign_test
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "SETTING", "TERMS", "PairedTerm", "accuracy", "decomposition", "discordant", "failures", "holm",
-    "mcnemar", "numbers", "paired_term", "sign_test",
+    "SETTING", "TERMS", "PairedTerm", "accuracy", "contrast_numbers", "contrasts", "decomposition", "discordant", "failures", "holm",
+    "mcnemar", "numbers", "paired_term", "recall_at_1", "sign_test",
 ]  # fmt: skip
-
-Missing = Literal["refuse", "intersection"]
 
 TERMS: dict[str, tuple[str, str]] = {
     "delivery": ("gold-pixels", "gold-text"),
@@ -36,9 +35,7 @@ TERMS: dict[str, tuple[str, str]] = {
 """Each term is accuracy in its first condition minus accuracy in its second. gap = delivery - retrieval: the
 corner gold-pixels cancels. recent and random are the query-blind selections against the retriever."""
 
-JUDGED = ("right", "wrong")
 QUERY_BLIND = ("recent", "random")
-COLUMNS = ("question_id", "kind", "cluster", "condition", "status", "verdict", "refused", "recall")
 SETTING = ("benchmark", "backbone", "k")
 
 
@@ -46,7 +43,7 @@ class PairedTerm(NamedTuple):
     """A paired difference of two conditions over the same questions.
 
     points, low, high: percentage points, treated minus control. n questions in `clusters` conversations;
-    left_out: questions dropped by `missing="intersection"`. fixed: right in treated, wrong in control;
+    left_out: questions dropped, as a control could not be had or by `missing="intersection"`. fixed: right in treated, wrong in control;
     broken: the reverse. p: exact McNemar over questions, the paper's test, which overstates where questions
     of one conversation depend on one another; p_cluster: sign test over conversations, which does not.
     """
@@ -77,11 +74,12 @@ def paired_term(
 
     table: answers of one benchmark, backbone and replicate. The interval is the percentile bootstrap over
     conversations (over questions where each is its own conversation, or none is known); fewer than two give
-    NaN. An unjudged or failed answer, or a question asked in one arm only, is a ValueError; with
+    NaN. Where all differ alike a bootstrap can't vary: the interval then reaches as far as clusters that differ by a
+    point could have been missed, 100 (1 - (alpha / 2)^(1 / clusters)). An unjudged or failed answer, or a question asked in one arm only, is a ValueError; with
     missing="intersection" such questions leave both arms, and the result states n and left_out.
     """
-    a, b = _arm(table, treated), _arm(table, control)
-    judged, left_out = _common({treated: a, control: b}, missing)
+    a, b = arm_of(table, treated), arm_of(table, control)
+    judged, left_out = common({treated: a, control: b}, missing)
     right_a = {q: a[q].state == "right" for q in judged}
     right_b = {q: b[q].state == "right" for q in judged}
     fixed, broken = discordant(right_a, right_b)
@@ -90,9 +88,19 @@ def paired_term(
         sums[a[q].cluster] += right_a[q] - right_b[q]
     sizes = Counter(a[q].cluster for q in judged)
     low, high = cluster_bootstrap(sums, sizes, rng=rng, resamples=resamples, level=level)
+    if sizes and len({sums[cluster] / size for cluster, size in sizes.items()}) == 1:
+        low, high = _unvaried(100 * (fixed - broken) / len(judged), len(sizes), level)
     points = 100 * (fixed - broken) / len(judged)
     p, p_cluster = mcnemar(fixed, broken), sign_test(sums.values())
     return PairedTerm(points, low, high, len(judged), len(sizes), fixed, broken, p, p_cluster, left_out)
+
+
+def _unvaried(points: float, clusters: int, level: float) -> tuple[float, float]:
+    """The interval of a difference that is the same in every cluster."""
+    if clusters < 2:
+        return math.nan, math.nan
+    reach = 100 * (1 - ((1 - level) / 2) ** (1 / clusters))
+    return max(-100.0, points - reach), min(100.0, points + reach)
 
 
 def decomposition(
@@ -113,17 +121,50 @@ def decomposition(
     import pandas as pd
 
     rows = []
-    for setting, part in _groups(table, SETTING, answerable=True):
+    for setting, part in groups(table, SETTING, answerable=True):
         run = set(part["condition"])
         terms = {t: pair for t, pair in TERMS.items() if t not in QUERY_BLIND or run.issuperset(pair)}
         used = {condition for pair in terms.values() for condition in pair}
-        whole, left_out = _common({condition: _arm(part, condition) for condition in sorted(used)}, missing)
+        whole, left_out = common({condition: arm_of(part, condition) for condition in sorted(used)}, missing)
         kept = part[part["question_id"].isin(whole)]
         for term, (treated, control) in terms.items():
             rng = generator(seed, *setting.values(), term)
             found = paired_term(kept, treated, control, rng=rng, resamples=resamples, level=level)
             names = {"term": term, "treated": treated, "control": control}
             rows.append(setting | names | found._replace(left_out=left_out)._asdict())
+    return pd.DataFrame(rows)
+
+
+def contrasts(
+    table: pd.DataFrame,
+    pairs: Mapping[str, tuple[str, str]],
+    *,
+    seed: int,
+    resamples: int = 10_000,
+    level: float = 0.95,
+    missing: Missing = "refuse",
+) -> pd.DataFrame:
+    """Paired differences of named pairs of conditions, one row per benchmark, backbone, K and name.
+
+    pairs: name -> (treated, control). Columns: benchmark, backbone, k, name, treated, control, the fields of PairedTerm,
+    and p_holm, p_cluster_holm: each p adjusted by Holm over the names of its setting, which are one declared family.
+    Answerable questions alone, as in `decomposition`.
+    """
+    import pandas as pd
+
+    rows = []
+    for setting, part in groups(table, SETTING, answerable=True):
+        family = []
+        for name, (treated, control) in pairs.items():
+            rng = generator(seed, *setting.values(), name)
+            found = paired_term(
+                part, treated, control, rng=rng, resamples=resamples, level=level, missing=missing
+            )
+            family.append(setting | {"name": name, "treated": treated, "control": control} | found._asdict())
+        for p in ("p", "p_cluster"):
+            for row, adjusted in zip(family, holm([row[p] for row in family]), strict=True):
+                row[f"{p}_holm"] = adjusted
+        rows += family
     return pd.DataFrame(rows)
 
 
@@ -146,13 +187,16 @@ def accuracy(
     import pandas as pd
 
     rows = []
-    for group, part in _groups(table, by):
-        states = [_state(s, v) for s, v in zip(part["status"], part["verdict"], strict=True)]
+    for group, part in groups(table, by):
+        part = part[part["status"] != "not_applicable"]
+        if part.empty:
+            continue
+        states = [state_of(s, v) for s, v in zip(part["status"], part["verdict"], strict=True)]
         count = Counter(states)
         n, asked = count["right"] + count["wrong"], len(states)
         sets = part["benchmark"] if "benchmark" in part else [""] * asked
         units = [
-            (str(b), *_cluster(*ids))
+            (str(b), *cluster_of(*ids))
             for b, *ids in zip(sets, part["cluster"], part["question_id"], strict=True)
         ]
         sizes = Counter(unit for unit, state in zip(units, states, strict=True) if state in JUDGED)
@@ -191,9 +235,9 @@ def failures(
     import pandas as pd
 
     rows = []
-    for setting, part in _groups(table, SETTING, answerable=True):
-        a, b = _arm(part, treated), _arm(part, control)
-        questions, _ = _common({treated: a, control: b}, missing)
+    for setting, part in groups(table, SETTING, answerable=True):
+        a, b = arm_of(part, treated), arm_of(part, control)
+        questions, _ = common({treated: a, control: b}, missing)
         fixed = [q for q in questions if a[q].state == "right" and b[q].state == "wrong"]
         refusal = sum(b[q].refused for q in fixed)
         counts = {"n": len(questions), "fixed": len(fixed)}
@@ -224,76 +268,35 @@ def numbers(terms: pd.DataFrame, counts: pd.DataFrame, *, run: str = "") -> dict
     return {f"decomposition.{name}": {**entry, "run": run} for name, entry in plain.items()}
 
 
-class _Scored(NamedTuple):
-    state: str
-    cluster: tuple[str, str]
-    refused: bool
+def recall_at_1(ranked: Mapping[tuple[str, int], Sequence[int]], *, level: float = 0.95) -> pd.DataFrame:
+    """Share of queries whose own picture ranks first, by way of cutting and tiles a side, with Wilson's interval.
+
+    ranked: (cut, n) -> one rank, from 1, a query. Columns: cut, n, estimate, low, high (percent), mrr, frames.
+    """
+    import pandas as pd
+    from statsmodels.stats.proportion import proportion_confint
+
+    rows = []
+    for (cut, n), ranks in ranked.items():
+        first = sum(rank == 1 for rank in ranks)
+        low, high = proportion_confint(first, len(ranks), alpha=1 - level, method="wilson")
+        share = {"estimate": 100 * first / len(ranks), "low": 100 * low, "high": 100 * high}
+        mrr = sum(1 / rank for rank in ranks) / len(ranks)
+        rows.append({"cut": cut, "n": n, **share, "mrr": mrr, "frames": len(ranks)})
+    return pd.DataFrame(rows)
 
 
-def _judged(scored: _Scored) -> bool:
-    return scored.state in JUDGED
-
-
-def _state(status: str, verdict: str) -> str:
-    if status not in ("ok", "failed") or verdict not in ("right", "wrong", "unjudged"):
-        raise ValueError(f"an answer has status {status!r} and verdict {verdict!r}; see delivermem.records")
-    return "failed" if status == "failed" else verdict
-
-
-def _cluster(cluster: object, question: str) -> tuple[str, str]:
-    """The conversation of a question; the question itself where none is known."""
-    unknown = cluster is None or cluster == "" or (isinstance(cluster, float) and math.isnan(cluster))
-    return ("question", str(question)) if unknown else ("cluster", str(cluster))
-
-
-def _arm(table: pd.DataFrame, condition: str) -> dict[str, _Scored]:
-    rows = table[table["condition"] == condition]
-    if rows.empty:
-        known = ", ".join(sorted(set(table["condition"])))
-        raise ValueError(f"no answers under condition {condition!r}; the table has: {known}")
-    arm: dict[str, _Scored] = {}
-    columns = (rows[name] for name in ("question_id", "status", "verdict", "cluster", "refused"))
-    for question, status, verdict, cluster, refused in zip(*columns, strict=True):
-        if question in arm:
-            raise ValueError(
-                f"question {question!r} has several answers under {condition!r}; "
-                "select one benchmark, backbone and replicate"
-            )
-        arm[question] = _Scored(_state(status, verdict), _cluster(cluster, question), bool(refused))
-    return arm
-
-
-def _common(arms: Mapping[str, Mapping[str, _Scored]], missing: Missing) -> tuple[list[str], int]:
-    """Questions with a judged answer in every arm, sorted, and how many others were asked in some arm."""
-    if missing not in get_args(Missing):
-        raise ValueError(f"missing={missing!r} is unknown; choose one of {', '.join(get_args(Missing))}")
-    every = set().union(*arms.values())
-    cure = "finish the run or its judging, or pass missing='intersection'"
-    for condition, arm in arms.items() if missing == "refuse" else ():
-        open_ones = sorted(q for q in arm if not _judged(arm[q]))
-        if open_ones:
-            states = " or ".join(sorted({arm[q].state for q in open_ones}))
-            what = f"{len(open_ones)} {states} answers (first: {open_ones[0]!r})"
-            raise ValueError(f"condition {condition!r} has {what}; {cure}")
-        if len(arm) < len(every):
-            first = min(every - arm.keys())
-            count = len(every) - len(arm)
-            raise ValueError(f"condition {condition!r} lacks {count} questions ({first!r}); {cure}")
-    common = sorted(q for q in every if all(q in arm and _judged(arm[q]) for arm in arms.values()))
-    if not common:
-        raise ValueError(f"no question has a judged answer in all of {', '.join(arms)}")
-    return common, len(every) - len(common)
-
-
-def _groups(
-    table: pd.DataFrame, by: Sequence[str], *, answerable: bool = False
-) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """({column: value}, rows) per group, in the order of keys; no rows is a ValueError."""
-    lacking = [name for name in (*by, *COLUMNS) if name not in table]
-    if lacking:
-        raise ValueError(f"the table of answers lacks the columns {', '.join(lacking)}")
-    rows = table[table["kind"] != "answer_refusal"] if answerable else table
-    if rows.empty:
-        raise ValueError(f"the table holds no {'answerable question' if answerable else 'answer'}")
-    for key, part in rows.groupby(list(by), sort=True, dropna=False):
-        yield dict(zip(by, key, strict=True)), part
+def contrast_numbers(
+    found: pd.DataFrame, prefix: str, *, run: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The points of `contrasts` as named numbers: `<prefix>.<benchmark>.<name>`. One backbone and K a benchmark; run:
+    where each benchmark's answers come from."""
+    if found.duplicated(["benchmark", "name"]).any():
+        raise ValueError("numbers are named for one backbone and K a benchmark; select one of each")
+    return {
+        f"{prefix}.{row['benchmark']}.{row['name'].replace(' ', '_')}": {
+            "value": row["points"], "low": row["low"], "high": row["high"], "n": row["n"], "unit": "points",
+            "run": run[row["benchmark"]],
+        }
+        for row in found.to_dict("records")
+    }  # fmt: skip

@@ -74,15 +74,17 @@ def _lines(
         )
         if key != line["key"]:
             yield f"{path}, line {number} ({line['question_id']}): what it states no longer hashes to its key"
-        now = rebuilt.get((line["condition"], line["question_id"]))
-        if now is not None and now != line["key"]:
+        plan = rebuilt.get((line["condition"], line["question_id"]))
+        if plan is not None and plan.line["key"] != line["key"]:
             yield f"{path}, line {number} ({line['question_id']}): its prompt is built differently now; run again"
+        elif plan is not None and experiments.rejudged(plan, line)["verdict"] != line["verdict"]:
+            yield f"{path}, line {number} ({line['question_id']}): it is judged differently now; run again"
 
 
 def _rebuilt(
     name: str, revision: str, identity: dict[str, Any], k: int, seed: int, here: dict[str, Path]
-) -> dict[tuple[str, str], str] | str:
-    """The key of every answer as it would be computed now, or why that can't be done."""
+) -> dict[tuple[str, str], experiments.Plan] | str:
+    """Every answer as it would be planned now, or why that can't be done."""
     if name not in benchmarks.BENCHMARKS:
         return {}
     data = benchmarks.load(name)
@@ -90,4 +92,4 @@ def _rebuilt(
         return f"made on {name} {revision}, which is now {data.revision}; run the experiment again"
     arms = {c.name: c for e in experiments.EXPERIMENTS.values() for c in e.conditions if c.name in here}
     plans = experiments.plan(data, list(arms.values()), identity, k=k, seed=seed)
-    return {(p.condition.name, p.question.id): p.line["key"] for p in plans}
+    return {(p.condition.name, p.question.id): p for p in plans}

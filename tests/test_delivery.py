@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from datetime import datetime
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -138,3 +138,15 @@ def test_changing_images_keeps_everything_else(memory):
     assert changed.text == prompt.text and changed.tags == prompt.tags
     assert [s.picture_id for s in changed.slots] == [s.picture_id for s in prompt.slots]
     assert [s.image.getpixel((90, 90)) for s in changed.slots] == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+
+
+def test_a_record_given_twice_is_refused_and_any_iterable_is_taken(memory):
+    with pytest.raises(ValueError, match="'r1' is delivered twice"):
+        deliver([memory["r1"], memory["r3"], memory["r1"]], "What?")
+    listed = deliver([memory["r1"], memory["r3"]], "What?")
+    assert deliver((memory[name] for name in ("r1", "r3")), "What?").text == listed.text
+
+
+def test_a_time_with_a_zone_is_refused():
+    with pytest.raises(ValueError, match="record 'x': its time has a zone"):
+        Record("x", "Good morning.", datetime(2024, 5, 1, tzinfo=UTC))

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 
-from delivermem import canvas, delivery, figures, published
+from delivermem import canvas, delivery, figures, published, stats
 from delivermem.records import Answer, Picture, Record, parse_time
 
 LONG = "Some-Organisation/Some-Vision-Language-Model-235B-A22B-Instruct-FP8_with_a_long_suffix"
@@ -484,3 +484,69 @@ def test_numbers_are_written_as_a_reader_expects():
     ]
     assert [canvas.p_value(p) for p in (1.0, 0.18, 0.00779, 1e-9)] == ["1", "0.18", "0.0078", "< 0.0001"]
     assert canvas.bracket(math.nan, math.nan) == "[no interval]"
+
+
+def _contrasts(
+    names=("one", "two", "none at all"), settings=(("toy", "stub", 5), ("mini-dmv-10", "stub", 5))
+):
+    rows = []
+    for benchmark, backbone, k in settings:
+        for i, name in enumerate(names):
+            points = 20.0 - 10 * i
+            rows.append(
+                dict(
+                    benchmark=benchmark, backbone=backbone, k=k, name=name, treated="full", control=name,
+                    points=points, low=points - 3, high=points + 3, n=100 - i, clusters=40, fixed=30 - i,
+                    broken=10, p=0.01, p_cluster=0.02, left_out=i, p_holm=0.03, p_cluster_holm=0.04 + i / 10,
+                )
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_a_forest_shows_every_contrast_where_it_lies_and_in_the_order_of_its_labels():
+    table = _contrasts()
+    labels = {"two": "the second", "one": "the first", "none at all": "nothing - at all"}
+    for rows in (table, table.sample(frac=1, random_state=1)):
+        fig = figures.forest(rows, labels, xlabel="points lost (percentage points)")
+        first, second = fig.axes
+        assert [t.get_text() for t in first.get_yticklabels()] == [
+            "the second",
+            "the first",
+            "nothing − at all",
+        ]
+        for ax in (first, second):
+            dots = {line.get_label(): line.get_xdata()[0] for line in ax.lines if line.get_marker() == "o"}
+            assert dots == {"one": 20.0, "two": 10.0, "none at all": 0.0}
+        said = face(fig)
+        assert "98 to 100 questions in 40 chains (0 to 2 left out)" in said and "0.24" in said
+        assert "30 / 10" in said and "+20.0 [+17.0, +23.0]" in said
+        assert second.get_xlabel() == "points lost (percentage points)"
+        low, high = second.get_xlim()
+        assert low < -3 and high > 23
+    with pytest.raises(ValueError, match="no label for none at all"):
+        figures.forest(table, {"one": "1", "two": "2"}, xlabel="x")
+
+
+def test_tiles_show_each_picture_under_its_name():
+    images = {f"rung {i}": Image.new("RGB", (20, 20), (i, 0, 0)) for i in range(5)}
+    fig = figures.tiles(images)
+    shown = [ax for ax in fig.axes if ax.images]
+    assert [ax.get_title(loc="left") for ax in shown] == list(images) and len(fig.axes) == 8
+    for ax, image in zip(shown, images.values(), strict=True):
+        assert (np.asarray(ax.images[0].get_array()) == np.asarray(image)).all()
+    with pytest.raises(ValueError, match="no picture"):
+        figures.tiles({})
+
+
+def test_granularity_shows_every_rank_share_with_its_interval():
+    ranked = {("tiles", n): [1] * 10 * n + [7] * (40 - 10 * n) for n in (1, 2, 3)}
+    ranked[("random crops", 1)] = [1] * 10 + [2] * 30
+    table = stats.recall_at_1(ranked)
+    by = table.set_index(["cut", "n"])
+    assert by.loc[("tiles", 2), "estimate"] == 50 and by.loc[("random crops", 1), "mrr"] == (10 + 15) / 40
+    assert (by.low < by.estimate).all() and (by.estimate < by.high).all()
+    ax = figures.granularity(table).axes[0]
+    lines = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+    assert lines == {"tiles": [25, 50, 75], "random crops": [25]}
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1 x 1", "2 x 2", "3 x 3"]
+    assert "40 frames" in ax.get_title(loc="left") and "%" in ax.get_ylabel()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivermem.benchmarks import asking, load, memlens, mini, scenes, world
+from delivermem.benchmarks import asking, load, memlens, mini, scenes, shop, world
 from delivermem.delivery import Decisions, deliver
 from delivermem.pictures import content_hash
 from delivermem.pictures import load as open_picture
@@ -181,3 +181,49 @@ def test_an_ask_is_true_of_the_turns_it_was_asked_of(seed, subtype):
         colour, name = asked.text.rstrip("?").split()[-2:]
         showing = [t.id for t in turns if any(thing[:2] == (colour, name) for thing in t.scene or ())]
         assert showing == [asked.answer]
+
+
+@pytest.mark.parametrize("sessions", [5, 15])
+def test_a_chain_asks_for_one_product_that_its_pixels_alone_name(sessions):
+    """Every probed cue is on one frame of the chain, in no text; reach counts sessions; codes are the pages'."""
+    data = load(f"mini-dmv-{sessions}")
+    assert len(data.questions) == 600 and len(data.memories) == 40 and data.layout == "images-last"
+    cue_words = {*scenes.COLOURS, *scenes.OBJECTS}
+    for question in data.questions:
+        (gold,) = question.gold
+        assert f"/product/{question.answer} " in question.memory[gold].text
+        session = int(gold[1:3])
+        assert question.subtype == f"reach {sessions - 1 - session}"
+    for memory in data.memories:
+        pages = [re.search(r"/product/(\w+)", record.text)[1] for record in memory]
+        assert len(set(pages)) == len(pages) == sessions * shop.VISITS
+        for record in memory:
+            words = set(re.findall(r"\w+", record.text.lower()))
+            words |= set(re.findall(r"\w+", record.pictures[0].caption.lower()))
+            assert not words & cue_words and record.time is not None
+
+
+def test_a_cue_is_small_and_found_by_differencing():
+    products = shop.catalogue(np.random.default_rng([0, 0]), for_benchmark=True)
+    shares = []
+    for product in products:
+        cued, bare = (np.asarray(product.frame(cued=c), int) for c in (True, False))
+        changed = np.abs(cued - bare).max(2) > 12
+        column, row = product.cue[2]
+        inside = changed[row * 32 : row * 32 + 32, column * 32 : column * 32 + 32]
+        assert inside.sum() == changed.sum() > 0
+        shares.append(100 * changed.mean())
+    assert 1.5 <= np.median(shares) <= 2.0
+    cues = [product.cue[:2] for product in products]
+    others = {placed[:2] for product in products for placed in product.others}
+    assert len(set(cues)) == len(products) == 240 and not others & set(cues)
+    assert any(pair in scenes.HELD_OUT for pair in cues)
+
+
+def test_no_frame_of_the_benchmark_occurs_in_training():
+    rng = np.random.default_rng(1)
+    trained = shop.catalogue(rng, for_benchmark=False)
+    asked = shop.catalogue(np.random.default_rng([0, 0]), for_benchmark=True)
+    assert not any(shop._reserved(product) for product in trained)
+    assert all(shop._reserved(product) for product in asked)
+    assert not any(placed[:2] in scenes.HELD_OUT for p in trained for placed in (p.cue, *p.others))

@@ -7,11 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from delivermem.benchmarks import asking, scenes, world
+from delivermem import dense, encoders, runs
+from delivermem.benchmarks import asking, scenes, shop, world
 from delivermem.delivery import Decisions, deliver
-from delivermem.records import REFUSAL, Slot
-from delivermem.reference import build, corpus
+from delivermem.records import REFUSAL, Memory, Picture, Question, Record, Slot
+from delivermem.reference import build, corpus, shopping, siglip
 from delivermem.reference.muon import Muon
 from delivermem.reference.train import Trainer
 
@@ -178,3 +180,93 @@ def test_the_tokenizer_keeps_any_text_and_whole_words(trainer):
     for word in (*scenes.COLOURS, *scenes.OBJECTS, *world.TOPICS, *world.ROOMS, *world.KEPT, *world.BOUGHT):
         assert len(tok.encode(f" {word}", add_special_tokens=False)) == 1, word
     assert build.GRID**2 // 4 == corpus.TOKENS
+
+
+@pytest.mark.parametrize("tags", ["rank", "none"])
+def test_a_packed_visit_to_the_shop_is_the_delivered_prompt_and_gives_its_logits(trainer, tags):
+    """As for conversations: frames larger than photographs, all pictures after all texts."""
+    rng = np.random.default_rng(6)
+    visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 3)
+    made = shopping.context(rng, visits, 5, questions=3, tags=tags, absent=0.0)
+    view = [span.visit for span in made.spans]
+    asked, answer = made.asks[0]
+    last = max(visit.time for visit in visits)
+    question = Question("", asked.text, "", "", Memory("", ()), time=last)
+    decisions = Decisions(identity="stamp" if tags == "rank" else "none")
+    prompt = deliver([visit.record() for visit in view], question, decisions, layout="images-last")
+    real = _real(trainer, prompt.to_transformers())
+    batch = trainer.packer.pack([made])
+    first, second = ((batch["seg"][0] == n).nonzero().flatten() for n in (0, 1))
+    kept = torch.cat([first, second[: len(second) - len(trainer.packer.ids(answer)) - 1]])
+    assert batch["ids"][0, kept].tolist() == real["input_ids"][0].tolist()
+    with torch.no_grad():
+        theirs = trainer.net.eval()(**real).logits[0, -1]
+        logits, _, _ = trainer.forward(batch)
+    trainer.net.train()
+    rows = batch["seg"][batch["label"] != -100]
+    torch.testing.assert_close(logits[rows == 1][0], theirs, atol=2e-3, rtol=1e-3)
+    if asked.subtype == "product":
+        (cell,) = asked.focus
+        assert answer == view[cell[0]].product.code and "/product/" + answer in prompt.text
+
+
+def test_the_encoder_learns_goes_on_where_it_stopped_and_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr(siglip, "BATCH", 8)
+    torch.manual_seed(5)
+    siglip.train(tmp_path / "run", minutes=0.02, seed=0)
+    about = json.loads((tmp_path / "run" / "siglip.json").read_text())
+    assert about["step"] > 0 and about["spent"] >= 0.02
+    same = siglip.train(tmp_path / "run", minutes=0.02, seed=0)
+    assert json.loads((tmp_path / "run" / "siglip.json").read_text())["step"] == about["step"]
+    same.eval().save_pretrained(tmp_path / "model")
+    siglip.processor().save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(runs, "data_dir", lambda: tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "model").rename(tmp_path / "models" / dense.ENCODER)
+    encoder = encoders.Siglip(dense.ENCODER)
+    frames = [product.photo for product in shop.catalogue(np.random.default_rng(0), for_benchmark=False)[:3]]
+    vectors, words = encoder.images(frames), encoder.texts(["a photo of a red star"])
+    assert vectors.shape == (3, 128) and words.shape == (1, 128) and vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    with torch.no_grad():
+        direct = same.get_image_features(pixel_values=siglip.pixels(frames)).pooler_output
+    np.testing.assert_allclose(
+        vectors @ (direct / direct.norm(dim=1, keepdim=True)).numpy().T, vectors @ vectors.T, atol=1e-4
+    )
+
+
+def test_pictures_are_ranked_by_their_best_tile(monkeypatch):
+    """With an encoder that sees mean colours: a small red spot is found by tiles and lost in the whole."""
+
+    class Colours:
+        name, revision = "colours", "1"
+
+        def images(self, images):
+            means = np.stack([np.asarray(image, np.float32).mean((0, 1)) for image in images])
+            return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+        def texts(self, texts):
+            return np.array([[1.0, 0, 0] if "red" in text else [0, 0, 1.0] for text in texts], np.float32)
+
+    monkeypatch.setattr(dense, "_encoder", Colours)
+    spot = Image.new("RGB", (96, 96), "green")
+    spot.paste((255, 0, 0), (48, 48, 96, 96))
+    half = Image.new("RGB", (96, 96), (140, 128, 0))
+    images = [spot, half, Image.new("RGB", (96, 96), "blue")]
+    asked = ["red?", "red!", "blue"]
+    assert dense.ranks(images, asked, 1) == [2, 1, 1] and dense.ranks(images, asked, 2) == [1, 2, 1]
+    assert dense.ranks(images, asked, 2, seed=3) == dense.ranks(images, asked, 2, seed=3)
+    assert dense.winner(spot, "red", 2)[:2] == (41, 41)
+    records = [Record(f"r{i}", "<image>", pictures=(Picture("p", image),)) for i, image in enumerate(images)]
+    memory = Memory("m", (Record("t", "no picture"), *records))
+    question = Question("q", "red?", "", "", memory)
+    assert [r.id for r in dense.rank(question, 9, "tiles")] == ["r0", "r1", "r2", "t"]
+    assert [r.id for r in dense.rank(question, 1, "whole")] == ["r1"]
+
+
+def test_what_a_view_shows_is_whole_in_it():
+    views = siglip.Views(np.random.default_rng(0))
+    images, texts, true = views.batch(40)
+    assert images.shape == (40, 3, siglip.SIDE, siglip.SIDE) and true.shape == (40, 40)
+    assert set(true.unique().tolist()) == {-1.0, 1.0} and (true > 0).any(0).float().mean() > 0.5
+    assert len({text.split()[0] for text in texts}) >= 2 and all(" " in text for text in texts)

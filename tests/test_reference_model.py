@@ -84,6 +84,38 @@ def test_the_model_carries_the_k_at_which_it_is_asked(cached):
     assert seen.right.mean() >= 3 * seen.guess.mean()
 
 
+@pytest.mark.parametrize("name", ["mini-memlens", "mini-dmv-10"])
+def test_the_right_pixels_in_the_right_slot_are_what_answers(name):
+    """Ladder: the delivered picture answers; a stranger's or none does no better than guessing."""
+    table = runs.load("ladder", benchmark=name, backbone="tiny-qwen3-vl")
+    table = table[table.needs_pixels & (table.kind != "answer_refusal") & (table.status == "ok")]
+    right = table.assign(right=table.verdict == "right").groupby("condition").right.mean()
+    guess = table.guess.mean()
+    assert right["ladder-correct"] >= max(0.6, 3 * guess)
+    assert right["ladder-withheld"] <= guess and right["ladder-stranger"] <= guess
+
+
+@pytest.mark.parametrize("name", ["mini-memlens", "mini-dmv-10"])
+def test_asked_twice_the_model_says_the_same(name):
+    table = runs.load("controls", benchmark=name, backbone="tiny-qwen3-vl")
+    full, again = (table[table.condition == c].set_index("question_id") for c in ("full", "full-again"))
+    assert (full.answer == again.answer).all() and not set(full.key) & set(again.key)
+
+
+def test_every_embedded_answer_is_there_and_judged():
+    rows = {(row["benchmark"], row["condition"]): row for row in runs.status()}
+    for experiment, names in (
+        ("decomposition", ["mini-memlens"]),
+        ("ladder", ["mini-memlens", "mini-dmv-10"]),
+        ("controls", ["mini-memlens", "mini-dmv-10"]),
+    ):
+        for name in names:
+            for condition in experiments.find(experiment).conditions:
+                row = rows[name, condition.name]
+                assert row["answers"] == len(load(name).questions)
+                assert row["unjudged"] == row["failed"] == 0, row
+
+
 def test_answers_made_anew_are_the_committed_ones():
     """A sample of 60 of the committed answers, asked again. On the machine that made them all are the same; elsewhere
     one in a hundred may differ, which in 60 is one."""

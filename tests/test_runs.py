@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from delivermem import benchmarks, experiments, runs
 from delivermem.benchmarks import Benchmark
 from delivermem.delivery import deliver
-from delivermem.records import REFUSAL, Answer, Picture, Record
+from delivermem.records import REFUSAL, Answer, Picture, Record, Verdict
 from delivermem.verify import verify
 
 
@@ -91,17 +91,46 @@ def test_a_second_run_makes_no_call_and_changes_no_byte(tmp_path, small_benchmar
     assert verify(tmp_path) == []
 
 
-def test_another_model_or_another_k_asks_again(tmp_path, small_benchmark):
+@pytest.mark.parametrize("other", ["dtype", "k", "seed"])
+def test_another_model_k_or_seed_is_not_mixed_in_and_loses_nothing(tmp_path, small_benchmark, other):
     _run(tmp_path, Fake())
-    other = Fake()
-    other.identity = {**other.identity, "dtype": "float16"}
-    assert _run(tmp_path, other) == len(other.asked) > 0
-    third = Fake()
-    third.identity = other.identity
-    assert (
-        experiments.run("decomposition", benchmark="small", backbone=third, outputs=tmp_path, say=str, k=2)
-        > 0
-    )
+    before = {path.name: path.read_bytes() for path in (tmp_path / "small/fake").iterdir()}
+    changed = Fake()
+    if other == "dtype":
+        changed.identity = {**changed.identity, "dtype": "float16"}
+    settings = dict(k=2 if other == "k" else 3, seed=1 if other == "seed" else 0)
+    for fresh in (False, True):
+        with pytest.raises(runs.RunError, match=r"answers with another (backbone|k|seed)"):
+            experiments.run(
+                "decomposition", benchmark="small", backbone=changed, outputs=tmp_path, say=str, fresh=fresh, **settings
+            )  # fmt: skip
+    assert not changed.asked
+    assert {path.name: path.read_bytes() for path in (tmp_path / "small/fake").iterdir()} == before
+
+
+def test_a_failure_never_takes_the_place_of_an_answer(tmp_path, small_benchmark):
+    _run(tmp_path, Fake())
+    before = list(runs.read(tmp_path / "small/fake/gold-pixels.jsonl"))
+    _run(tmp_path, Fake(fail=range(1, 100)), fresh=True)
+    assert list(runs.read(tmp_path / "small/fake/gold-pixels.jsonl")) == before
+
+
+def test_answers_are_judged_by_the_rules_of_today(tmp_path, small_benchmark, monkeypatch):
+    """A changed rule shows in `verify`, and a run without a model call brings the verdicts up to date."""
+    _run(tmp_path, Fake())
+    monkeypatch.setattr(experiments.judges, "judge", lambda *_: Verdict("wrong", "strict"))
+    assert any("judged differently" in problem for problem in verify(tmp_path))
+    assert _run(tmp_path, Fake()) == 0 and verify(tmp_path) == []
+    lines = list(runs.read(tmp_path / "small/fake/gold-pixels.jsonl"))
+    assert {line["rule"] for line in lines} == {"strict"}
+
+
+@pytest.mark.parametrize("wrong", [dict(k=0), dict(limit=0), dict(limit=-1)])
+def test_numbers_that_make_no_sense_are_refused(tmp_path, small_benchmark, wrong):
+    with pytest.raises(ValueError, match="give 1 or more"):
+        experiments.run(
+            "decomposition", benchmark="small", backbone=Fake(), outputs=tmp_path, say=str, **wrong
+        )
 
 
 def test_lines_hold_the_facts_and_the_verdicts(tmp_path, small_benchmark):
@@ -267,3 +296,37 @@ def test_manifests_hold_no_path_and_no_date(tmp_path, small_benchmark):
     manifest = json.loads(text)
     assert str(tmp_path) not in text and str(Path.home()) not in text
     assert manifest["conditions"]["gold-text"]["answers"] == 4 and manifest["backbone"]["model"] == "fake"
+
+
+def test_a_control_that_can_not_be_had_is_recorded_as_that_and_never_asked(tmp_path, small_benchmark):
+    """With one record delivered there is nothing to permute; the other rungs are asked, and a repeat asks for nothing."""
+
+    def run(backbone, experiment="ladder"):
+        return experiments.run(
+            experiment, benchmark="small", backbone=backbone, outputs=tmp_path, say=str, k=1
+        )
+
+    first = Fake()
+    assert run(first) == len(first.asked)
+    lines = {
+        name: list(runs.read(tmp_path / f"small/fake/ladder-{name}.jsonl")) for name in ("permuted", "blank")
+    }
+    by_id = {line["question_id"]: line for line in lines["permuted"]}
+    assert by_id["m1-a"]["status"] == "not_applicable" and by_id["m1-a"]["verdict"] == "unjudged"
+    assert by_id["m1-a"]["finish"] == "permuted can't be had here"
+    assert {line["question_id"]: line["status"] for line in lines["blank"]}["m1-a"] == "ok"
+    assert run(Fake()) == 0 and verify(tmp_path) == []
+    row = next(row for row in runs.status(tmp_path) if row["condition"] == "ladder-permuted")
+    assert row["not_applicable"] > 0 and row["unjudged"] == 0 and row["failed"] == 0
+
+
+def test_a_repeat_shares_no_answer_with_what_it_repeats(tmp_path, small_benchmark):
+    """`full-again` is the noise floor: its prompts are those of `full`, and yet they are asked anew."""
+    backbone = Fake()
+    experiments.run(
+        "controls", benchmark="small", backbone=backbone, conditions=["full", "full-again"], outputs=tmp_path, say=str
+    )  # fmt: skip
+    full, again = (list(runs.read(tmp_path / f"small/fake/{n}.jsonl")) for n in ("full", "full-again"))
+    assert [line["prompt"] for line in full] == [line["prompt"] for line in again]
+    assert not {line["key"] for line in full} & {line["key"] for line in again}
+    assert len(backbone.asked) == len(full) + len(again)

@@ -380,3 +380,37 @@ def test_the_named_numbers_are_those_of_the_tables():
     assert (confident["value"], confident["n"]) == tuple(counts.loc[0, ["confident_wrong", "fixed"]])
     with pytest.raises(ValueError, match="one benchmark, backbone and K"):
         stats.numbers(pd.concat([terms, terms]), counts)
+
+
+def test_contrasts_pair_each_name_and_adjust_over_the_family():
+    """Holm over the names of a setting; a question that a control can't be put for leaves its own pair alone."""
+    rng = np.random.default_rng(3)
+    outcomes = {
+        "full": [True] * 40,
+        "a": [bool(x) for x in rng.random(40) < 0.5],
+        "b": [True] * 38 + [False] * 2,
+    }
+    table = answers(outcomes)
+    lacks = (table["condition"] == "b") & (table["question_id"] == table["question_id"].iloc[0])
+    table.loc[lacks, ["status", "verdict"]] = ["not_applicable", "unjudged"]
+    found = stats.contrasts(table, {"one": ("full", "a"), "two": ("full", "b")}, seed=0, resamples=200)
+    by_name = found.set_index("name")
+    assert by_name.loc["one", "n"] == 40 and by_name.loc["one", "left_out"] == 0
+    assert by_name.loc["two", "n"] == 39 and by_name.loc["two", "left_out"] == 1
+    assert by_name.loc["one", "points"] == 100 * (40 - sum(outcomes["a"])) / 40
+    for p in ("p", "p_cluster"):
+        assert list(by_name[f"{p}_holm"]) == stats.holm(list(by_name[p]))
+    accuracy = stats.accuracy(table, seed=0).set_index("condition")
+    assert accuracy.loc["b", "n"] == 39 and accuracy.loc["b", "unjudged"] == 0
+
+
+def test_the_sign_test_over_chains_keeps_its_level_where_the_item_level_test_does_not():
+    """40 chains of 5 probes that stand or fall together, no effect: 5 % for chains, far more for items."""
+    rng = np.random.default_rng(11)
+    chains = items = 0
+    for _ in range(400):
+        effect = rng.integers(-1, 2, 40)  # each chain's probes all fixed, all broken, or all as they were
+        fixed, broken = 5 * int((effect > 0).sum()), 5 * int((effect < 0).sum())
+        items += stats.mcnemar(fixed, broken) < 0.05
+        chains += stats.sign_test(effect) < 0.05
+    assert chains <= 0.05 * 400 < 0.3 * 400 < items

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from delivermem.records import Memory, Question
+from delivermem.records import Layout, Memory, Question
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +16,15 @@ class Benchmark:
     name: str
     revision: str
     questions: tuple[Question, ...]
+    layout: Layout = "interleaved"
+
+    def __post_init__(self) -> None:
+        ids = [question.id for question in self.questions]
+        if len(set(ids)) < len(ids):
+            twice = next(name for name in ids if ids.count(name) > 1)
+            raise ValueError(
+                f"benchmark {self.name!r}: question id {twice!r} occurs twice; ids must be unique"
+            )
 
     @property
     def memories(self) -> tuple[Memory, ...]:
@@ -29,7 +38,16 @@ def _mini_memlens() -> Benchmark:
     return mini.memlens()
 
 
-BENCHMARKS: dict[str, Callable[[], Benchmark]] = {"mini-memlens": _mini_memlens}
+def _mini_dmv(sessions: int) -> Benchmark:
+    from delivermem.benchmarks import mini
+
+    return mini.dmv(sessions)
+
+
+BENCHMARKS: dict[str, Callable[[], Benchmark]] = {
+    "mini-memlens": _mini_memlens,
+    **{f"mini-dmv-{sessions}": partial(_mini_dmv, sessions) for sessions in (5, 10, 15, 50)},
+}
 
 
 @cache

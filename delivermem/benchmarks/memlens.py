@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from delivermem.records import REFUSAL, Memory, Picture, Question, Record, parse
 KINDS = (
     "information_extraction", "multi_session_reasoning", "temporal_reasoning", "knowledge_update", "answer_refusal",
 )  # fmt: skip
+IMAGE_KEYS = ("file", "path", "file_path", "img_file")
 
 
 class FormatError(ValueError):
@@ -26,7 +28,7 @@ def read(
     images: the folder that image paths are relative to (default: `release_images` beside the file). One record per
     turn, `<session id>:<turn>`; its time is its session's date. Evidence is what `has_answer` marks.
     """
-    folder = (images or path.parent / "release_images").resolve()
+    folder = Path(os.path.abspath(images or path.parent / "release_images"))
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -37,7 +39,19 @@ def read(
             f"{path}: expected a list of questions or {{'data': [...]}}; is this a MemLens dataset file?"
         )
     memories: dict[str, Memory] = {}
-    return Benchmark(name, revision, tuple(_question(path, row, folder, memories) for row in rows))
+    questions = []
+    for row in rows:
+        try:
+            questions.append(_question(path, row, folder, memories))
+        except FormatError:
+            raise
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            name_of = row.get("question_id", "?") if isinstance(row, dict) else "?"
+            raise FormatError(
+                f"{path}: question {name_of!r} is not in MemLens's layout ({type(error).__name__}: {error}); "
+                "fetch the file again"
+            ) from None
+    return Benchmark(name, revision, tuple(questions))
 
 
 def _need(path: Path, row: dict[str, Any], field: str) -> Any:
@@ -57,20 +71,25 @@ def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str,
     records, gold = [], []
     dates, ids = _need(path, row, "haystack_dates"), _need(path, row, "haystack_session_ids")
     for session, date, turns in zip(ids, dates, _need(path, row, "haystack_sessions"), strict=True):
-        for i, turn in enumerate(turns):
+        for i, turn in enumerate(_turns(turns)):
             record_id = f"{session}:{i:02d}"
-            if turn.get("has_answer"):
+            if turn.get("has_answer") is True:
                 gold.append(record_id)
             pictures = tuple(_picture(path, image, folder) for image in turn.get("images") or ())
             time = parse_time(date) if date else None
             role = "assistant" if "assistant" in str(turn["role"]).lower() else "user"
-            records.append(Record(record_id, str(turn["content"]), time, role, session, pictures, date))
+            records.append(Record(record_id, turn.get("content") or "", time, role, session, pictures, date))
+    sessions = set(row.get("answer_session_ids") or ())
+    gold = gold or [record.id for record in records if record.session in sessions]
     # questions to one conversation share one memory, so that it is one cluster
     text = json.dumps(
         [
             ids,
             dates,
-            [[(t["role"], t["content"], t.get("images")) for t in s] for s in row["haystack_sessions"]],
+            [
+                [(t.get("role"), t.get("content"), t.get("images")) for t in _turns(s)]
+                for s in row["haystack_sessions"]
+            ],
         ]
     )
     memory = memories.setdefault(text, Memory(f"conversation-{len(memories):03d}", tuple(records)))
@@ -90,9 +109,15 @@ def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str,
     )
 
 
+def _turns(session: Any) -> list[dict[str, Any]]:
+    """A session's turns, where they stand alone or under its date."""
+    return list(session["session"] if isinstance(session, dict) else session)
+
+
 def _picture(path: Path, image: dict[str, Any], folder: Path) -> Picture:
-    name = str(image.get("file") or image.get("path") or image.get("file_path") or "")
-    file = (folder / name).resolve()
+    named = next((image[key] for key in IMAGE_KEYS if image.get(key)), "")
+    name = str(named[0] if isinstance(named, list) else named)
+    file = Path(os.path.normpath(folder / name))  # by its name: a hub's cache keeps links to files elsewhere
     if not name or not file.is_relative_to(folder):
         raise FormatError(f"{path}: image {name!r} lies outside {folder}; only files below it are read")
-    return Picture(file.name, file, str(image.get("blip_caption") or ""))
+    return Picture(file.relative_to(folder).as_posix(), file, str(image.get("blip_caption") or ""))

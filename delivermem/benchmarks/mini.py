@@ -1,6 +1,7 @@
-"""mini-memlens: the embedded benchmark. MemLens's five types of question over procedural conversations.
+"""The embedded benchmarks: mini-memlens, MemLens's five types of question over procedural conversations, and
+mini-dmv, DMV-Bench's recall of products by a small cue over procedural shopping chains.
 
-Deterministic from a seed and named by a content hash. Its scenes are `scenes.reserved`: none occurs in training,
+Deterministic from a seed and named by a content hash. Their scenes and frames are `reserved`: none occurs in training,
 and some show pairs of colour and object that training never shows.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from delivermem.benchmarks import Benchmark, asking, world
+from delivermem.benchmarks import Benchmark, asking, shop, world
 from delivermem.pictures import content_hash, load
 from delivermem.records import REFUSAL, Memory, Question, Record, format_time
 
@@ -27,6 +28,8 @@ ANSWERABLE = 7
 LEAST_MESSAGES = 40
 PICK_ONE_GUESS = 0.2
 """Chance of naming the right one of K delivered items blindly: an upper bound for any K of 5 or more."""
+CHAINS = {5: (40, 15), 10: (40, 15), 15: (40, 15), 50: (12, 49)}
+"""Sessions of a chain: how many chains, and how many probes each."""
 _ABSENT = ("colour", "which", "when_photo", "bought", "place", "latest_place", "when_topic", "count")
 
 
@@ -59,6 +62,49 @@ def _conversation(seed: int, number: int) -> Iterator[Question]:
             gold=tuple(turns[j].id for j in sorted(asked.gold)),
             needs=sort.needs,
             answer_is_record=asked.subtype == "which" and not asked.refusal,
+        )
+
+
+def dmv(sessions: int, seed: int = 0) -> Benchmark:
+    """Chains of `sessions` sessions in one shop, and probes for products seen at every reach, in DMV-Bench's layout.
+
+    A chain is one memory, probed after its last session; reach is how many sessions lie between. Every probed product
+    is visited once; where products are few, a reach has several. Source: DMV-Bench (arXiv 2606.27499), its task spine.
+    """
+    products = shop.catalogue(np.random.default_rng([seed, 0]), for_benchmark=True)
+    chains, probes = CHAINS[sessions]
+    questions: list[Question] = []
+    for number in range(chains):
+        rng = np.random.default_rng([seed, sessions, number])
+        questions += _probes(rng, shop.chain(rng, products, sessions), f"c{number:02d}", probes)
+    return Benchmark(f"mini-dmv-{sessions}", _revision(questions), tuple(questions), layout="images-last")
+
+
+def _probes(rng: np.random.Generator, visits: list[shop.Visit], name: str, number: int) -> Iterator[Question]:
+    memory = Memory(f"mini-dmv-{name}", tuple(visit.record() for visit in visits))
+    last = visits[-1].session
+    asked_at = visits[-1].time + timedelta(minutes=int(rng.integers(10, 60)))
+    left = {
+        session: [v for v in visits if v.session == session]
+        for session in range(last)  # the session that has just ended is no recall
+    }
+    for i in range(number):
+        reach = 1 + i % last
+        there = left[last - reach]
+        if not there:
+            break
+        visit = there.pop(int(rng.integers(len(there))))
+        yield Question(
+            id=f"{name}-s{last}_r{reach}_p{i // last:02d}",
+            text=shop.probe(visit.product.cue),
+            answer=visit.product.code,
+            kind="recall",
+            memory=memory,
+            subtype=f"reach {reach}",
+            time=asked_at,
+            gold=(visit.id,),
+            needs=frozenset({"pixels"}),
+            guess=PICK_ONE_GUESS,
         )
 
 

@@ -96,15 +96,21 @@ def render(scene: Scene, seed: int) -> Image.Image:
     pixels[:] = WALLS[int(rng.integers(len(WALLS)))]
     pixels += _grain()[int(rng.integers(64))]
     for colour, name, place in scene:
-        mask = _mask(name, int(rng.integers(_SIZES.start, _SIZES.stop)))
-        height, width = mask.shape[:2]
-        column, row = PLACES[place]
-        x = column * CELL + int(rng.integers(0, CELL - width + 1))
-        y = row * CELL + int(rng.integers(0, CELL - height + 1))
-        paint = np.asarray(COLOURS[colour], np.float32) + rng.normal(0, 6, 3).astype(np.float32)
-        spot = pixels[y : y + height, x : x + width]
-        spot += mask * (paint - spot)
+        paint(pixels, rng, colour, name, *PLACES[place], _SIZES)
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def paint(
+    pixels: np.ndarray, rng: np.random.Generator, colour: str, name: str, column: int, row: int, sizes: range
+) -> None:
+    """Draw one pictogram into its cell of float pixels (h, w, 3), a little off its colour, size and place."""
+    mask = _mask(name, int(rng.integers(sizes.start, sizes.stop)))
+    height, width = mask.shape[:2]
+    x = column * CELL + int(rng.integers(0, CELL - width + 1))
+    y = row * CELL + int(rng.integers(0, CELL - height + 1))
+    shade = np.asarray(COLOURS[colour], np.float32) + rng.normal(0, 6, 3).astype(np.float32)
+    spot = pixels[y : y + height, x : x + width]
+    spot += mask * (shade - spot)
 
 
 def describe(scene: Scene) -> str:

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from delivermem.benchmarks import asking, scenes, world
+from delivermem.benchmarks import asking, scenes, shop, world
 from delivermem.delivery import PREAMBLES, SYSTEM, question_block
 from delivermem.processors import StillQwen3VLProcessor
 from delivermem.records import REFUSAL, format_time
@@ -95,15 +95,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def processor() -> StillQwen3VLProcessor:
-    """Tokenizer, chat layout and an image processor that brings every picture to SIDE x SIDE pixels."""
-    side = scenes.SIDE**2
+    """Tokenizer, chat layout and an image processor that brings every picture to the area of a photograph at least and
+    of a frame at most."""
     images = Qwen2VLImageProcessorPil(
         patch_size=PATCH,
         merge_size=2,
         temporal_patch_size=2,
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
-        size=dict(shortest_edge=side, longest_edge=side),
+        size=dict(shortest_edge=scenes.SIDE**2, longest_edge=shop.FRAME**2),
     )
     return StillQwen3VLProcessor(image_processor=images, tokenizer=tokenizer(), chat_template=CHAT_TEMPLATE)
 

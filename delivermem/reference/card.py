@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from delivermem.benchmarks import scenes
-from delivermem.reference.train import STAGES, Trainer, answerable
+from delivermem.reference.train import SHOP_K, STAGES, Trainer, answerable
 
 FRESH_SEED = 777_000
 """Seed of the scenes behind the card's table; no decision about the model looked at them."""
@@ -26,6 +26,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "no pixels": dict(pixels=False),
 }
 KS = (1, 2, 5, 8, 10)
+SHOP_ARMS = ("full", "tags shuffled", "tag constant", "no tags", "no pixels")
 
 Table = dict[str, dict[str, tuple[float, int]]]
 
@@ -38,6 +39,11 @@ def measure(trainer: Trainer, *, contexts: int = 96) -> Table:
             if name == "full" or k in (5, 10):
                 found = trainer.evaluate(k, seed=FRESH_SEED + k, contexts=contexts, expect_full=True, **arm)
                 table[f"K = {k}, {name}"] = found
+    for name in SHOP_ARMS:
+        found = trainer.evaluate(
+            SHOP_K, seed=FRESH_SEED, contexts=contexts, in_shop=True, expect_full=True, **ARMS[name]
+        )
+        table[f"shop, K = {SHOP_K}, {name}"] = found
     return table
 
 
@@ -68,8 +74,9 @@ class, trained from scratch so that every notebook of this repository runs anywh
 the 8B model takes (processor, chat template, image tokens, `generate`). Nothing it gives is a result of the paper.
 
 - **Data**: procedural photographs ({len(scenes.OBJECTS)} pictograms in {len(scenes.COLOURS)} colours) in dated
-  conversations, delivered by `deliver` under varying decisions; no scene of the embedded benchmark, and none of
-  {len(scenes.HELD_OUT)} pairs of colour and object that the benchmark shows, occurs in training.
+  conversations, delivered by `deliver` under varying decisions; no scene or frame of the embedded benchmarks, and none of
+  {len(scenes.HELD_OUT)} pairs of colour and object that the benchmarks show, occurs in training. From the last stage on
+  half of the batches visit the shop: frames with a small cue, in DMV-Bench's layout.
 - **Training**: {trainer.step:,} steps in {trainer.spent:.0f} minutes, seed {trainer.seed}, float32; stages of K (delivered messages):
   {ks}. Beside the answers, training used hints: what an image token shows, which
   earlier tokens a token should attend to, and which words it should then hold. Code: `delivermem/reference/`; weights are stored in bfloat16.

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from delivermem import pictures
 from delivermem.benchmarks import asking, scenes, world
-from delivermem.delivery import PREAMBLES, Decisions, deliver
+from delivermem.delivery import IMAGES_LAST, PREAMBLES, Decisions, deliver
 from delivermem.records import REFUSAL, Memory, Prompt, Question, Slot
 
 GRID = 3
 TOKENS = GRID * GRID
 """Image tokens of one photograph."""
-SLOT_TEXT = "<|vision_start|>" + "<|image_pad|>" * TOKENS + "<|vision_end|>"
 TAG_MODES = {"rank": 0.45, "shuffled": 0.25, "none": 0.12, "constant": 0.1, "text": 0.08}
 """Share of training contexts by identity arm: tags stamped in rank order or shuffled, absent, one symbol, in text."""
 CONSTANT_TAG = "M"
@@ -28,6 +28,11 @@ WEIGHTS = dict(
     when_topic=0.9, first=1.1, latest_photo=1.3, latest_place=1.0,
 )  # fmt: skip
 """Relative frequency of the sorts of question in training."""
+
+
+def slot_text(tokens: int) -> str:
+    """One picture's place in the text that the tokenizer sees."""
+    return "<|vision_start|>" + "<|image_pad|>" * tokens + "<|vision_end|>"
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Context:
     images: list[np.ndarray]
     labels: list[list[Labelled]]
     asks: list[tuple[asking.Ask, str]]
-    spans: list[ItemSpan] = field(default_factory=list)
+    spans: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -82,7 +87,7 @@ def context(
     view = _choose(rng, turns, k)
     decisions = Decisions("pixels" if pixels else "text", "none", "store" if times else "none")
     asked_at = Question("", "", "", "", Memory("", ()), time=max(t.time for t in turns))
-    prompt = _tagged(rng, deliver([turn.record() for turn in view], asked_at, decisions), tags)
+    prompt = tagged(rng, deliver([turn.record() for turn in view], asked_at, decisions), tags)
     text, spans = _text(prompt, view)
     images = [np.asarray(image) for image in prompt.images]
     tag_of = {item.record_id: item.tag for item in prompt.items}
@@ -125,7 +130,7 @@ def _together(a: world.Turn, b: world.Turn) -> bool:
     return bool(a.scene and b.scene and a.topic == b.topic)
 
 
-def _tagged(rng: np.random.Generator, prompt: Prompt, mode: str) -> Prompt:
+def tagged(rng: np.random.Generator, prompt: Prompt, mode: str) -> Prompt:
     """The prompt under an identity arm; in `shuffled` the tags don't follow the order, so they must be read."""
     tagged = [item.record_id for item in prompt.items if item.tag]
     numbers = rng.permutation(10)[: len(tagged)] + 1 if mode == "shuffled" else np.arange(len(tagged)) + 1
@@ -137,9 +142,13 @@ def _tagged(rng: np.random.Generator, prompt: Prompt, mode: str) -> Prompt:
         }
         prompt = prompt.with_images(lambda i, slot: pictures.stamp(slot.image, stamped[i]))
         items = [replace(item, tag=tag.get(item.record_id, "")) for item in prompt.items]
-    if mode == "text":
+    if prompt.layout == "images-last":
+        named = mode in ("rank", "shuffled", "text")
+        items = [replace(item, lead=f"{item.tag} ") if named and item.tag else item for item in items]
+    elif mode == "text":
         items = [replace(item, parts=(f"{item.tag} ", *item.parts)) if item.tag else item for item in items]
     preamble = PREAMBLES["stamp" if mode in ("rank", "shuffled", "text") else "none"]
+    preamble += IMAGES_LAST if prompt.layout == "images-last" else ""
     return replace(prompt, items=tuple(items), preamble=preamble)
 
 
@@ -178,8 +187,8 @@ def _text(prompt: Prompt, view: Sequence[world.Turn]) -> tuple[str, list[ItemSpa
             text += f"[{item.time}] "
         for part in item.parts:
             if isinstance(part, Slot):
-                slot = (len(text), len(text) + len(SLOT_TEXT))
-                text += SLOT_TEXT
+                slot = (len(text), len(text) + len(slot_text(TOKENS)))
+                text += slot_text(TOKENS)
             else:
                 text += part
         text += "\n"

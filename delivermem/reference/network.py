@@ -7,6 +7,7 @@ and keys. Nothing here is needed to answer: `generate` of the stored model does 
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen
 
-from delivermem.benchmarks import scenes, world
+from delivermem.benchmarks import scenes, shop, world
 from delivermem.reference import build
 from delivermem.reference.packing import GATHERED_BY, Hint, Packer
 
@@ -42,6 +43,8 @@ class Network:
             "colour": self.words["colour"],
             "place": torch.tensor(ids(["Ġtop", "Ġright", "Ġbottom", "Ġleft", "Ġcenter"])),
             "year": torch.tensor(ids(["2023", "2024", "2025"])),
+            **{f"code {i}": torch.tensor(ids(list(letters))) for i, letters in enumerate(shop.CODES)},
+            "tag": self.words["tag"],
             "day": torch.tensor(ids([f"/{day:02d}" for day in range(1, 32)])),
         }
         self.nothing = torch.nn.Parameter(torch.zeros(4))
@@ -49,7 +52,6 @@ class Network:
         for layer in HINTED_LAYERS:
             attention = self.net.model.language_model.layers[layer].self_attn
             attention.register_forward_pre_hook(self._keep(layer), with_kwargs=True)
-        self._grid_of_one()
 
     def _keep(self, layer: int) -> Any:
         def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -58,12 +60,13 @@ class Network:
 
         return hook
 
-    # -- vision: the tower of the model, over images that all have the same grid -------------------------------
+    # -- vision: the tower of the model, over images that all have one size -------------------------------
 
-    def _grid_of_one(self) -> None:
-        config = self.net.config.vision_config
-        grid = torch.tensor([[1, build.GRID, build.GRID]])
-        self._at, self._by = qwen.get_vision_interpolation_indices_and_weights(
+    @cache  # noqa: B019
+    def _grid(self, side: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """Where an image of side x side patches takes its position embeddings, with what weight, and its rotation."""
+        grid = torch.tensor([[1, side, side]])
+        at, by = qwen.get_vision_interpolation_indices_and_weights(
             grid,
             num_grid_per_side=build.GRID,
             mode="bilinear",
@@ -71,22 +74,26 @@ class Network:
             spatial_merge_size=2,
             kwargs={},
         )
-        places = qwen.get_vision_position_ids(grid, config.spatial_merge_size, kwargs={})
-        self._turn = self.net.model.visual.rotary_pos_emb(torch.zeros(1), places)
+        places = qwen.get_vision_position_ids(
+            grid, self.net.config.vision_config.spatial_merge_size, kwargs={}
+        )
+        return at, by, self.net.model.visual.rotary_pos_emb(torch.zeros(1), places)
 
     def see(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """images (n, SIDE, SIDE, 3) uint8 -> image tokens (n * TOKENS, width) and the deepstack features."""
-        tower, n, half = self.net.model.visual, len(images), build.GRID // 2
+        """images (n, side, side, 3) uint8 -> image tokens (n * (side / 32)^2, width) and the deepstack features."""
+        tower, n, side = self.net.model.visual, len(images), images.shape[1] // build.PATCH
+        at, by, turn = self._grid(side)
         x = images.permute(0, 3, 1, 2).float() / 127.5 - 1
-        x = x.reshape(n, 3, half, 2, build.PATCH, half, 2, build.PATCH).permute(0, 2, 5, 3, 6, 1, 4, 7)
+        x = x.reshape(n, 3, side // 2, 2, build.PATCH, side // 2, 2, build.PATCH)
+        x = x.permute(0, 2, 5, 3, 6, 1, 4, 7)
         weight = tower.patch_embed.proj.weight.sum(2).flatten(1)
-        x = F.linear(x.reshape(n, build.GRID**2, -1), weight, tower.patch_embed.proj.bias)
-        x = x + (tower.pos_embed(self._at) * self._by[:, :, None]).sum(1)
-        cos, sin = (part[None, :, None] for part in self._turn)
+        x = F.linear(x.reshape(n, side**2, -1), weight, tower.patch_embed.proj.bias)
+        x = x + (tower.pos_embed(at) * by[:, :, None]).sum(1)
+        cos, sin = (part[None, :, None] for part in turn)
         deep: list[Tensor] = []
         for i, block in enumerate(tower.blocks):
             a = block.attn
-            q, k, v = a.qkv(block.norm1(x)).reshape(n, build.GRID**2, 3, a.num_heads, -1).unbind(2)
+            q, k, v = a.qkv(block.norm1(x)).reshape(n, side**2, 3, a.num_heads, -1).unbind(2)
             q, k = (y * cos + qwen.rotate_half(y) * sin for y in (q, k))
             o = F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
             x = x + a.proj(o.transpose(1, 2).flatten(2))

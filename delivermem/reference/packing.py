@@ -7,6 +7,7 @@ words a token should hold half-way up (`Gathered`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from delivermem.benchmarks import asking, scenes, world
 from delivermem.records import REFUSAL
 from delivermem.reference.corpus import GRID, TOKENS, Context
+from delivermem.reference.shopping import FrameSpan
 
 _ROLES = dict.fromkeys((*world.TOPICS, *world.KEPT), 1)
 _ROLES |= dict.fromkeys(scenes.OBJECTS, 2)
@@ -103,13 +105,16 @@ class Packer:
         ids = list(encoding.ids)
         starts = np.array([offset[0] for offset in encoding.offsets])
         position, cursor = self.positions(ids)
-        hints, items = self._bind(c, starts)
+        shopping = bool(c.spans) and isinstance(c.spans[0], FrameSpan)
+        hints, items = (self._bind_frames if shopping else self._bind)(c, starts)
         gathered = [
             Gathered(s, "key", ids[t]) for i in items if i["at"] for t in i["at"] for s in i["sources"]
         ]
         for item in items:
             gathered += [Gathered(s, g, ids[t]) for s in item["sources"] for g, t in item["date"]]
-            gathered += [Gathered(item["cells"][i], "place", t) for i, t in self._places if item["cells"]]
+            if not shopping and item["cells"]:
+                gathered += [Gathered(item["cells"][i], "place", t) for i, t in self._places]
+            gathered += [Gathered(s, g, ids[t]) for s, g, t in item.get("held", ())]
         seg, label, positions = [0] * len(ids), [-100] * len(ids), [position]
         for number, (asked, answer) in enumerate(c.asks, 1):
             question = self.ids(f" {asked.text}<|im_end|>\n<|im_start|>assistant\n")
@@ -139,25 +144,48 @@ class Packer:
         )
 
     def positions(self, ids: Sequence[int]) -> tuple[np.ndarray, int]:
-        """Qwen3-VL's 3-D positions of a token row whose images are GRID x GRID, and the next free position."""
+        """Qwen3-VL's 3-D positions of a token row whose images are square, and the next free position."""
         out, cursor, i = np.empty((3, len(ids)), np.int64), 0, 0
         while i < len(ids):
             if ids[i] == self.image:
-                out[0, i : i + TOKENS] = cursor
-                out[1, i : i + TOKENS] = cursor + np.repeat(np.arange(GRID), GRID)
-                out[2, i : i + TOKENS] = cursor + np.tile(np.arange(GRID), GRID)
-                cursor, i = cursor + GRID, i + TOKENS
+                end = next((j for j in range(i, len(ids)) if ids[j] != self.image), len(ids))
+                side = math.isqrt(end - i)
+                out[0, i:end] = cursor
+                out[1, i:end] = cursor + np.repeat(np.arange(side), side)
+                out[2, i:end] = cursor + np.tile(np.arange(side), side)
+                cursor, i = cursor + side, end
             else:
                 out[:, i] = cursor
                 cursor, i = cursor + 1, i + 1
         return out, cursor
+
+    def _bind_frames(self, c: Context, starts: np.ndarray) -> tuple[list[Hint], list[dict[str, Any]]]:
+        """A page's code attends to its item's tag (layer 1, head 0), and a picture, which shows the same tag, to that
+        code (layer 2, head 0): both should then hold what they saw. Where no tag can be read nothing is told."""
+        hints: list[Hint] = []
+        items: list[dict[str, Any]] = []
+        for span in c.spans:
+            lead, code = _at(starts, span.lead), _at(starts, span.code)
+            parts, held, cells = (code, code + 1, code + 2), [], []
+            if span.slot is not None:
+                first = _at(starts, span.slot[0]) + 1
+                cells = list(range(first, _at(starts, span.slot[1] - 1)))
+            if span.readable:
+                hints += [Hint(1, 0, part, (lead,)) for part in parts]
+                held += [(part, "tag", lead) for part in parts]
+                hints += [Hint(2, 0, cell, (part,)) for cell in cells for part in parts]  # to each alike
+                held += [(cell, f"code {j}", part) for cell in cells for j, part in enumerate(parts)]
+            items.append(
+                dict(words={}, sources=[*parts, *cells], key="", at=(), date=(), cells=cells, held=held)
+            )
+        return hints, items
 
     def _bind(self, c: Context, starts: np.ndarray) -> tuple[list[Hint], list[dict[str, Any]]]:
         """Within each item, its content attends to its key word (layer 1, head 0) and its date (head 1); an item
         with the same key as an earlier one attends to that one (layer 2, head 0)."""
 
         def at(char: int) -> int:
-            return int(np.searchsorted(starts, char, side="right")) - 1
+            return _at(starts, char)
 
         hints: list[Hint] = []
         items: list[dict[str, Any]] = []
@@ -226,6 +254,8 @@ class Packer:
                 item = items[turn]
                 if where in item["words"]:
                     found.append(item["words"][where])
+                elif where.startswith("cell ") and item["cells"]:
+                    found.append(item["cells"][int(where[5:])])
                 elif where and item["cells"]:
                     column, row = scenes.PLACES[where]
                     found.append(item["cells"][row * GRID + column])
@@ -245,3 +275,8 @@ class Packer:
             hints = [Hint(3, 0, source, tokens(asked.focus))]
         final = asked.final[word : word + 1] if asked.subtype == "bought" else asked.final
         return [*hints, Hint(4, 0, source, tokens(final))] if final else hints
+
+
+def _at(starts: np.ndarray, char: int) -> int:
+    """The token that holds a character."""
+    return int(np.searchsorted(starts, char, side="right")) - 1

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from delivermem.benchmarks import scenes, world
+from delivermem.benchmarks import scenes, shop, world
 from delivermem.pictures import stamp
 from delivermem.records import REFUSAL
-from delivermem.reference import corpus
+from delivermem.reference import corpus, shopping
 from delivermem.reference.muon import Muon
 from delivermem.reference.network import Network
 
@@ -34,7 +34,9 @@ BATCH_TOKENS = 3600
 WARM_UP = 700
 """Steps on single photographs before the first conversation."""
 PICK_K = 8
-"""Held-out loss at this K picks the checkpoint that is kept as `best`."""
+"""Held-out loss at this K, and in the shop, picks the checkpoint that is kept as `best`."""
+SHOPPING, SHOP_K = 0.5, 5
+"""Share of the last stage's batches that visit the shop, and how many visits they deliver (DMV-Bench's five)."""
 
 
 class Trainer(Network):
@@ -73,18 +75,33 @@ class Trainer(Network):
     # -- data -------------------------------------------------------------------------------------------------
 
     def batch(self) -> dict[str, Any]:
-        ks, rng = STAGES[self.stage][0], self.rng
-        k = int(rng.choice(ks))
-        contexts = []
-        for i in range(max(4, BATCH_TOKENS // (380 + 27 * k))):
-            if i % 2 == 0:
-                turns = world.conversation(rng, for_benchmark=False)
-            tags = list(corpus.TAG_MODES)[int(rng.choice(5, p=list(corpus.TAG_MODES.values())))]
-            pixels, times = bool(rng.random() > 0.08), bool(rng.random() > 0.1)
-            made = corpus.context(rng, turns, k, questions=14, pixels=pixels, times=times, tags=tags)
-            if made.asks:
-                contexts.append(made)
-        return self.packer.pack(contexts)
+        """Conversations, or from the last stage on as often visits to the shop, under some arm each."""
+        in_shop = self.stage == len(STAGES) - 1 and self.rng.random() < SHOPPING
+        k = SHOP_K if in_shop else int(self.rng.choice(STAGES[self.stage][0]))
+        wanted = max(4, BATCH_TOKENS // (600 if in_shop else 380 + 27 * k))
+        return self.packer.pack(self._contexts(self.rng, k, wanted, in_shop=in_shop, questions=14))
+
+    def _contexts(
+        self, rng: np.random.Generator, k: int, count: int, *, in_shop: bool, questions: int, **arm: Any
+    ) -> list[corpus.Context]:
+        """That many contexts, two of each conversation; the arm is drawn for each, but for what `arm` fixes."""
+        made, modes = [], shopping.TAG_MODES if in_shop else corpus.TAG_MODES
+        visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 6) if in_shop else []
+        for i in range(count):
+            drawn = arm or dict(
+                pixels=bool(rng.random() > 0.08),
+                times=bool(rng.random() > 0.1),
+                tags=list(modes)[int(rng.choice(len(modes), p=list(modes.values())))],
+            )
+            if in_shop:
+                context = shopping.context(rng, visits, k, questions=questions, **drawn)
+            else:
+                if i % 2 == 0:
+                    turns = world.conversation(rng, for_benchmark=False)
+                context = corpus.context(rng, turns, k, questions=questions, **drawn)
+            if context.asks:
+                made.append(context)
+        return made
 
     def scenes_batch(self, count: int = 96) -> tuple[Tensor, dict[str, Tensor]]:
         images, cells = [], []
@@ -100,17 +117,15 @@ class Trainer(Network):
     # -- held-out accuracy ------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, k: int, *, seed: int, contexts: int = 32, **arm: Any) -> dict[str, tuple[float, int]]:
+    def evaluate(
+        self, k: int, *, seed: int, contexts: int = 32, in_shop: bool = False, **arm: Any
+    ) -> dict[str, tuple[float, int]]:
         """Share of answers whose every token is the most likely one (what greedy decoding gives), by sort, with their
-        number; `held_out_loss` keeps the mean loss of an answer token."""
+        number; `held_out_loss` keeps the mean loss of an answer token. arm: as of `corpus.context`."""
         self.net.eval()
         rng, hits, losses = np.random.default_rng(seed), defaultdict(list), []
         for _ in range(0, contexts, 8):
-            made = []
-            for _ in range(8):
-                turns = world.conversation(rng, for_benchmark=False)
-                made.append(corpus.context(rng, turns, k, questions=12, **arm))
-            made = [context for context in made if context.asks]
+            made = self._contexts(rng, k, 8, in_shop=in_shop, questions=12, **{"tags": "rank", **arm})
             batch = self.packer.pack(made)
             logits, label, _ = self.forward(batch)
             losses.append(F.cross_entropy(logits, label).item())
@@ -223,16 +238,21 @@ class Trainer(Network):
 
     def _report(self, log: Any) -> None:
         ks, bar = STAGES[self.stage]
-        tables = {k: self.evaluate(k, seed=10_000 + k) for k in [*{max(ks)} - {PICK_K}, PICK_K]}
-        answered, loss = {k: answerable(table) for k, table in tables.items()}, self.held_out_loss
+        tables = {str(k): self.evaluate(k, seed=10_000 + k) for k in [*{max(ks)} - {PICK_K}, PICK_K]}
+        loss = self.held_out_loss
+        if self.stage == len(STAGES) - 1:
+            tables["shop"] = self.evaluate(SHOP_K, seed=10_000, in_shop=True)
+            tables["shop, shuffled"] = self.evaluate(SHOP_K, seed=10_001, in_shop=True, tags="shuffled")
+            loss = (loss + self.held_out_loss) / 2
+        answered = {name: answerable(table) for name, table in tables.items()}
         about = dict(minutes=self.spent, step=self.step, stage=self.stage, loss=loss, accuracy=tables)
         log.write(json.dumps(about) + "\n")
         log.flush()
         for k, table in tables.items():
             cells = " ".join(f"{name} {share:.2f}" for name, (share, _) in table.items())
             print(f"    held out, K = {k}: answerable {answered[k]:.3f}; {cells}", flush=True)
-        print(f"    held-out loss at K = {PICK_K}: {loss:.4f} (best before {self.best:.4f})", flush=True)
-        if answered[max(ks)] >= bar:
+        print(f"    held-out loss: {loss:.4f} (best before {self.best:.4f})", flush=True)
+        if answered[str(max(ks))] >= bar:
             self.stage += 1
         better, self.best = loss < self.best, min(loss, self.best)
         self.save()
@@ -252,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where checkpoints and the log go")
     parser.add_argument(
-        "--minutes", type=float, default=55.0, help="training time in all, resumed parts counted in"
+        "--minutes", type=float, default=90.0, help="training time in all, resumed parts counted in"
     )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)

@@ -1,0 +1,86 @@
+"""Rankers by what pictures show: an encoder's vectors, one a picture or one a tile (the paper's R1), by MaxSim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delivermem import pictures, tiles
+from delivermem.encoders import Siglip
+from delivermem.records import Memory, Question, Record
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ENCODER = "tiny-siglip"
+GRIDS = {"whole": (1, False), "tiles": (2, True)}
+"""Ranker -> tiles a side, and whether the whole picture is among them. The paper's R1: the whole picture and 2 x 2."""
+
+
+def rank(question: Question, k: int, grid: str) -> list[Record]:
+    """The best k records with pictures for the question's own words, by their best tile; then those without, by age."""
+    index, owners = _index(question.memory, *GRIDS[grid])
+    order = [(record.time or datetime.min, record.id) for record in owners]
+    query = _encoder().texts([question.text])[0]
+    ranked = dict.fromkeys(owners[i].id for i in index.rank(query, len(owners), order))
+    rest = sorted(
+        (r for r in question.memory if not r.pictures), key=lambda r: (r.time or datetime.min, r.id)
+    )
+    return [*(question.memory[name] for name in ranked), *rest][:k]
+
+
+@lru_cache(maxsize=1)
+def _encoder() -> Siglip:
+    return Siglip(ENCODER)
+
+
+@lru_cache(maxsize=128)
+def _index(memory: Memory, n: int, whole: bool) -> tuple[tiles.Index, list[Record]]:
+    """The memory's pictures, and the record that each belongs to."""
+    shown = [(record, pictures.load(picture)) for record in memory for picture in record.pictures]
+    images = [image for _, image in shown]
+    encoder = _encoder()
+    index = tiles.build(
+        images,
+        [pictures.content_hash(image) for image in images],
+        encoder.images,
+        n,
+        encoder=f"{encoder.name}@{encoder.revision}",
+        whole=whole,
+    )
+    return index, [record for record, _ in shown]
+
+
+def ranks(
+    images: Sequence[Image], queries: Sequence[str], n: int, *, whole: bool = False, seed: int | None = None
+) -> list[int]:
+    """The rank, from 1, of image i for query i among all images, n x n tiles each.
+
+    seed: crops of the tiles' sizes at random places instead of the grid, the control of where the tiles lie. Ties go to
+    the earlier image.
+    """
+    pieces = [
+        tiles.cut(image, n, whole=whole)
+        if seed is None
+        else [*([image] if whole else []), *tiles.random_crops(image, n, seed=seed + i)]
+        for i, image in enumerate(images)
+    ]
+    encoder = _encoder()
+    vectors = encoder.images([tile for piece in pieces for tile in piece])
+    index = tiles.Index(vectors, np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]))
+    scores = np.round(index.scores(encoder.texts(queries)).astype(float), tiles.DIGITS)
+    own = np.diag(scores)
+    before = np.tril(np.ones(scores.shape, bool), -1)
+    ahead = (scores > own[:, None]) | ((scores == own[:, None]) & before)
+    return [int(row.sum()) + 1 for row in ahead]
+
+
+def winner(image: Image, query: str, n: int) -> tuple[int, int, int, int]:
+    """The tile of an n x n grid that is nearest to a query: (left, top, right, bottom) in pixels."""
+    encoder = _encoder()
+    scores = encoder.images(tiles.cut(image, n)) @ encoder.texts([query])[0]
+    return tiles.boxes(image.size, n)[int(scores.argmax())]

@@ -1,0 +1,65 @@
+"""What the forest plots share: a panel per benchmark, backbone and K, whiskers, and a table beside the axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from delivermem import canvas
+from delivermem.canvas import INK, PALETTE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+SETTING = ["benchmark", "backbone", "k"]
+DIAMOND: dict[str, Any] = {
+    "marker": "D", "linestyle": "none", "markerfacecolor": "white", "markeredgecolor": PALETTE["paper"],
+    "markeredgewidth": 1.2, "zorder": 4,
+}  # fmt: skip
+
+
+def check(table: pd.DataFrame, *needed: str) -> None:
+    """ValueError where the table is empty or lacks a column."""
+    lacking = ", ".join(name for name in needed if name not in table)
+    if lacking or table.empty:
+        raise ValueError(f"the table has {len(table)} rows and lacks the columns: {lacking or 'none'}")
+
+
+def panels(table: pd.DataFrame, *needed: str, labels: float = 1.9) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(caption, rows) per benchmark, backbone and K in the order of their names. labels: inches left of the axes."""
+    check(table, *SETTING, *needed, "n", "clusters")
+    unique = [name for name in needed if name in ("term", "kind", "condition", "name")]
+    for (benchmark, backbone, k), part in table.groupby(SETTING, sort=True):
+        who = f"{backbone} on {benchmark}"
+        if part.duplicated(unique).any():
+            raise ValueError(f"{who}, K = {k}: the table must have one row per {' and '.join(unique)}")
+        if "kind" in needed:
+            n = f"n = {span(part.groupby('condition')['n'].sum())} questions"
+        else:
+            clusters = "chains" if "dmv" in benchmark else "conversations"
+            n = f"n = {span(part['n'])} questions in {span(part['clusters'])} {clusters}"
+        if "left_out" in part and part["left_out"].any():
+            n += f" ({span(part['left_out'])} left out)"
+        yield canvas.wrap(f"{who}, {n}, K = {k}", canvas.WIDTH - labels, 8, bold=True), part
+
+
+def span(counts: pd.Series[int]) -> str:
+    """One number, or the least and the most."""
+    low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def whisker(ax: Axes, row: Mapping[str, Any], y: float, color: str = INK) -> None:
+    """The interval of a row, where it has one."""
+    if not math.isnan(row["low"]):
+        ax.hlines(y, row["low"], row["high"], color=color, linewidth=1.2, zorder=3)
+
+
+def cells(ax: Axes, y: float, texts: Sequence[str], color: str = INK, va: str = "center_baseline") -> None:
+    """A row of the table to the right of the axes, at fixed offsets in points."""
+    look: dict[str, Any] = {"va": va, "color": color, "fontsize": 7.5, "annotation_clip": False}
+    for offset, text in zip((10, 122, 164, 206), texts, strict=False):
+        at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        ax.annotate(text, (1, y), (offset, 0), **at, **look)

@@ -1,0 +1,113 @@
+"""Training contexts of the shop: some visits of a chain, delivered in DMV-Bench's layout, with questions for a cue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from delivermem.benchmarks import asking, scenes, shop
+from delivermem.benchmarks.world import indefinite, pick
+from delivermem.delivery import Decisions, deliver
+from delivermem.records import REFUSAL, Memory, Prompt, Question, Slot
+from delivermem.reference.corpus import Context, Labelled, slot_text, tagged
+
+CELLS = shop.FRAME // scenes.CELL
+TAG_MODES = {"rank": 0.4, "shuffled": 0.3, "none": 0.12, "constant": 0.1, "text": 0.08}
+READABLE = ("rank", "shuffled")
+
+
+@dataclass
+class FrameSpan:
+    """Where one visit's parts lie in a context's text (character positions); its tag can be read or not."""
+
+    visit: shop.Visit
+    lead: int
+    code: int
+    slot: tuple[int, int] | None
+    readable: bool
+
+
+def context(
+    rng: np.random.Generator,
+    visits: Sequence[shop.Visit],
+    k: int,
+    *,
+    questions: int,
+    pixels: bool = True,
+    times: bool = True,
+    tags: str = "rank",
+    absent: float = 0.15,
+    expect_full: bool = False,
+) -> Context:
+    """Deliver `k` of the visits, often of the same sessions, in random order; arguments as of `corpus.context`."""
+    sessions = sorted({visit.session for visit in visits})
+    near = {sessions[i] for i in rng.permutation(len(sessions))[: 1 + k // 3]}
+    liking = np.array([1.0 if visit.session in near else 0.08 for visit in visits])
+    chosen = np.argsort(-np.log(rng.random(len(visits))) / liking)[:k]
+    view = [visits[i] for i in rng.permutation(chosen)]
+    decisions = Decisions("pixels" if pixels else "text", "none", "store" if times else "none")
+    asked_at = Question("", "", "", "", Memory("", ()), time=max(visit.time for visit in visits))
+    prompt = deliver([visit.record() for visit in view], asked_at, decisions, layout="images-last")
+    prompt = tagged(rng, prompt, tags)
+    text, spans = _text(prompt, view, tags in READABLE)
+    tag_of = {item.record_id: item.tag for item in prompt.items}
+    labels = [cell_labels(v.product, tag_of[v.id] if tags in READABLE else "") for v in view if pixels]
+    shown = [(i, placed) for i, v in enumerate(view) for placed in (v.product.cue, *v.product.others)]
+    counts = Counter(placed[:2] for _, placed in shown)
+    unique = [(i, placed) for i, placed in shown if counts[placed[:2]] == 1]
+    found: dict[str, tuple[asking.Ask, str]] = {}
+    for _ in range(questions * 4):
+        subtype = "product" if rng.random() < 0.6 else "which"
+        gone = bool(rng.random() < absent)
+        i, (colour, name, (column, row)) = pick(rng, unique)
+        if gone:
+            near_miss = [p for p in scenes.PAIRS if p not in counts and (p[0] == colour) != (p[1] == name)]
+            colour, name = pick(rng, near_miss)
+        words = shop.probe((colour, name, (0, 0))) if subtype == "product" else _which(colour, name)
+        answer = view[i].product.code if subtype == "product" else tag_of[view[i].id]
+        lost = gone or not (pixels or expect_full)
+        cell = ((i, f"cell {row * CELLS + column}"),)
+        asked = asking.Ask(subtype, words, "" if gone else answer, (i,), cell, cell, refusal=gone)
+        found.setdefault(words, (asked, REFUSAL if lost else answer))
+        if len(found) == questions:
+            break
+    images = [np.asarray(image) for image in prompt.images]
+    return Context(text, images, labels, list(found.values()), spans)
+
+
+def _which(colour: str, name: str) -> str:
+    return f"Which memory shows {indefinite(colour)} {name}?"
+
+
+def cell_labels(product: shop.Product, tag: str) -> list[Labelled]:
+    """What each image token of a frame shows, in the order of the tokens."""
+    cells = [(-1, -1)] * CELLS**2
+    small = (product.cue, *product.others)
+    for colour, name, (column, row) in small:
+        cells[row * CELLS + column] = (list(scenes.COLOURS).index(colour), list(scenes.OBJECTS).index(name))
+    number = int(tag[1:]) - 1 if tag else -1
+    return [Labelled(colour, name, number, len(small) - 1) for colour, name in cells]
+
+
+def _text(prompt: Prompt, view: Sequence[shop.Visit], readable: bool) -> tuple[str, list[FrameSpan]]:
+    """The chat as the template renders it, up to where the question's words begin."""
+    text = f"<|im_start|>system\n{prompt.system}<|im_end|>\n<|im_start|>user\n{prompt.preamble}"
+    spans = []
+    for item, visit in zip(prompt.items, view, strict=True):
+        lead = len(text) + item.lead.startswith("(")
+        text += item.lead + (f"[{item.time}] " if item.time else "")
+        said = "".join(part for part in item.parts if isinstance(part, str))
+        code = len(text) + said.index(visit.product.page) + len(visit.product.page) - len(visit.product.code)
+        text += said + "\n"
+        spans.append(FrameSpan(visit, lead, code, None, readable))
+    slots = [part for item in prompt.items for part in item.parts if isinstance(part, Slot)]
+    one = slot_text(CELLS**2)
+    for span, _ in zip(spans, slots, strict=False):
+        span.slot = (len(text), len(text) + len(one))
+        text += one
+    if slots:
+        text += "\n"
+    return text + prompt.question.rstrip(), spans
