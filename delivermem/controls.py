@@ -98,6 +98,8 @@ def _permuted(scene: Scene) -> Prompt | None:
     slots = scene.prompt.slots
     if len(slots) < 2:
         return None
+    if len({pictures.content_hash(scene.stored(i)) for i in range(len(slots))}) < 2:
+        return None
     order = cycle(scene.rng, len(slots))
     return scene.with_pictures(lambda i, slot: scene.stored(order[i]))
 
@@ -105,8 +107,10 @@ def _permuted(scene: Scene) -> Prompt | None:
 def _sibling(scene: Scene) -> Prompt | None:
     """A picture of the same memory that is not delivered."""
     here = {(slot.record_id, slot.picture_id) for slot in scene.prompt.slots}
+    shown = {pictures.content_hash(scene.stored(i)) for i in range(len(scene.prompt.slots))}
     free = [p for r in scene.question.memory for p in r.pictures if (r.id, p.id) not in here]
-    return scene.from_pool([pictures.load(p) for p in free])
+    pool = [pictures.load(p) for p in free]
+    return scene.from_pool([image for image in pool if pictures.content_hash(image) not in shown])
 
 
 def _stranger(scene: Scene) -> Prompt | None:
@@ -146,7 +150,8 @@ def _scrambled(scene: Scene) -> Prompt | None:
         inner[:] = blocks.swapaxes(1, 2).reshape(inner.shape)
         return Image.fromarray(pixels)
 
-    return scene.with_pictures(change) if scene.prompt.slots else None
+    sides = [side for slot in scene.prompt.slots for side in slot.image.size]
+    return scene.with_pictures(change) if sides and min(sides) >= BLOCKS else None
 
 
 def _noise(scene: Scene) -> Prompt | None:

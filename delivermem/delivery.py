@@ -78,6 +78,8 @@ def deliver(
     can't be read. The words before the items follow `identity` alone, so that no other decision changes them.
     Source: "Retrieved but Not Delivered" (arXiv 2609.32590), decisions D1 to D3.
     """
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout={layout!r} is unknown; choose one of {', '.join(get_args(Layout))}")
     records = tuple(records)
     ids = [record.id for record in records]
     if len(set(ids)) < len(ids):

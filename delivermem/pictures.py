@@ -62,6 +62,10 @@ def to_rgb(image: Image) -> Image:
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise PictureError(
+            "a picture of floating-point pixels has no stated white; convert it to 8 bits first"
+        )
     if image.mode.startswith("I"):
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     image = image.convert("LA") if image.mode == "La" else image

@@ -82,6 +82,12 @@ class Record:
             raise ValueError(
                 f"record {self.id!r}: its time has a zone; give the store's own clock, without one"
             )
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"record {self.id!r}: half a character at {error.start} of its text; mend the text"
+            ) from None
 
     @property
     def stated_time(self) -> str:
@@ -136,6 +142,18 @@ class Question:
     needs: frozenset[str] = frozenset()
     guess: float = 0.0
     answer_is_record: bool = False
+
+    def __post_init__(self) -> None:
+        known = {record.id for record in self.memory} if self.gold else set()
+        unknown = [name for name in self.gold if name not in known]
+        if unknown:
+            raise ValueError(
+                f"question {self.id!r}: gold record {unknown[0]!r} is not in memory {self.memory.id!r}"
+            )
+        if self.time is not None and self.time.tzinfo is not None:
+            raise ValueError(
+                f"question {self.id!r}: its time has a zone; give the store's own clock, without one"
+            )
 
     @property
     def refusal(self) -> bool:

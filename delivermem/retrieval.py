@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -24,7 +25,8 @@ DIGITS = 6
 
 def words(text: str) -> list[str]:
     """Lower-case words and numbers of a text, without image marks and stop words."""
-    found = re.findall(r"[^\W_]+", text.replace(IMAGE_MARK, " ").lower())
+    plain = unicodedata.normalize("NFKC", text.replace(IMAGE_MARK, " ")).lower()
+    found = re.findall(r"[^\W_]+", plain)
     return [word for word in found if word not in STOP_WORDS]
 
 

@@ -157,7 +157,10 @@ class Folder:
         path = self.path / "manifest.json"
         if not path.exists():
             return
-        known = json.loads(path.read_text())
+        try:
+            known = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            raise RunError(f"{path}: unreadable; restore it, or move that folder away") from None
         other = [name for name in about if canonical(known.get(name)) != canonical(about[name])]
         if other:
             raise RunError(
@@ -194,11 +197,12 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):
         try:
-            yield json.loads(line)
+            found = json.loads(line)
         except ValueError:
-            raise RunError(
-                f"{path}, line {number}: not JSON; restore the file, or remove it and run again"
-            ) from None
+            found = None
+        if not isinstance(found, dict):
+            raise RunError(f"{path}, line {number}: not JSON; restore the file, or remove it and run again")
+        yield found
 
 
 def _replace(path: Path, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,9 +131,11 @@ def build(
     offsets = np.concatenate([[0], np.cumsum(pieces)]).astype(np.int64)
     path = folder / f"{key}.npy" if folder is not None else None
     if path is not None and path.exists():
-        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-        if vectors.ndim == 2 and len(vectors) == offsets[-1]:
+        try:
+            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
             return Index(vectors, offsets)
+        except (OSError, ValueError, EOFError) as error:
+            warnings.warn(f"{path}: made anew, as what is there can't be used ({error})", stacklevel=2)
     tiles = (tile for image in images for tile in cut(image, n, overlap=overlap, whole=whole))
     parts = [encode(batch) for batch in _batches(tiles, BATCH)]
     vectors = np.concatenate(parts).astype(np.float32) if parts else np.zeros((0, 1), np.float32)

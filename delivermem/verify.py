@@ -26,13 +26,14 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
         manifest = json.loads((folder / "manifest.json").read_text())
         stated = manifest["conditions"]
         identity, k, seed = manifest["backbone"], manifest["k"], manifest["seed"]
-    except (ValueError, KeyError) as error:
-        yield f"{folder / 'manifest.json'}: unreadable or incomplete ({error}); run the experiment again"
+        revision = manifest["revision"]
+    except (ValueError, KeyError, TypeError) as error:
+        yield f"{folder / 'manifest.json'}: unreadable or incomplete ({error}); restore it, or move that folder away"
         return
     here = {path.stem: path for path in folder.glob("*.jsonl")}
     for name in sorted(stated.keys() - here.keys()):
         yield f"{folder / name}.jsonl: in the manifest but missing; restore it or run the experiment again"
-    rebuilt = _rebuilt(folder.parent.name, manifest["revision"], identity, k, seed, here) if rebuild else {}
+    rebuilt = _rebuilt(folder.parent.name, revision, identity, k, seed, here) if rebuild else {}
     if isinstance(rebuilt, str):
         yield f"{folder}: {rebuilt}"
         rebuilt = {}
@@ -89,7 +90,7 @@ def _rebuilt(
         return {}
     data = benchmarks.load(name)
     if data.revision != revision:
-        return f"made on {name} {revision}, which is now {data.revision}; run the experiment again"
+        return f"made on {name} {revision}, which is now {data.revision}; move that folder away and run again"
     arms = {c.name: c for e in experiments.EXPERIMENTS.values() for c in e.conditions if c.name in here}
     plans = experiments.plan(data, list(arms.values()), identity, k=k, seed=seed)
     return {(p.condition.name, p.question.id): p for p in plans}

@@ -150,3 +150,16 @@ def test_a_record_given_twice_is_refused_and_any_iterable_is_taken(memory):
 def test_a_time_with_a_zone_is_refused():
     with pytest.raises(ValueError, match="record 'x': its time has a zone"):
         Record("x", "Good morning.", datetime(2024, 5, 1, tzinfo=UTC))
+
+
+def test_what_could_not_be_delivered_is_refused_where_it_is_made(memory):
+    with pytest.raises(ValueError, match="half a character at 2"):
+        Record("x", "a \ud83d b")
+    with pytest.raises(ValueError, match="gold record 'nope' is not in memory"):
+        Question("q", "What?", "red", "information_extraction", memory, gold=("r1", "nope"))
+    with pytest.raises(ValueError, match="question 'q': its time has a zone"):
+        Question("q", "What?", "red", "", memory, time=datetime(2024, 5, 1, tzinfo=UTC))
+    with pytest.raises(ValueError, match="choose one of interleaved, images-last"):
+        deliver([memory["r1"]], "What?", layout="sideways")
+    with pytest.raises(PictureError, match=r"'p'.*floating-point"):
+        load(Picture("p", Image.new("F", (4, 4))))

@@ -141,3 +141,20 @@ def test_what_is_not_finite_is_not_written(tmp_path):
 def test_an_empty_store_ranks_nothing():
     index = tiles.build([], [], lambda b: np.zeros((len(b), 3)), 2, encoder="e")
     assert len(index) == 0 and index.rank(np.zeros(1, np.float32), 5, []) == []
+
+
+def test_kept_vectors_that_are_damaged_are_made_anew(tmp_path):
+    image = Image.new("RGB", (64, 64), "red")
+
+    def make():
+        return tiles.build(
+            [image], ["a"], lambda b: np.ones((len(b), 3), np.float32), 2, encoder="e", folder=tmp_path
+        )
+
+    make()
+    (path,) = tmp_path.iterdir()
+    for damage in (b"", path.read_bytes()[:60], b"not numpy"):
+        path.write_bytes(damage)
+        with pytest.warns(UserWarning, match="made anew"):
+            assert (make().vectors == 1).all()
+    assert isinstance(make().vectors, np.memmap)
