@@ -189,7 +189,7 @@ def run(
             runs.mend(root / f"{arm.name}.jsonl")
         lines = [line for arm in arms if not fresh for line in runs.read(root / f"{arm.name}.jsonl")]
         held = {(line["condition"], line["key"]): line for line in lines if line["status"] != "failed"}
-        folder.write_manifest(about)  # what is killed says what it is
+        folder.write_manifest(about, asked=False)  # what is killed says what it is
         everything = plan(data, arms, backbone.identity, k=k, seed=seed, limit=limit)
         for chunk in _chunks(everything, CHUNK):
             todo = [p for p in chunk if (p.condition.name, p.line["key"]) not in held]
@@ -204,8 +204,10 @@ def run(
             clock.tick(done, total, asked)
         for arm in arms:
             folder.settle(arm.name, [question.id for question in data.questions])
-        folder.write_manifest(about)
-    say(f"{root.name} on {benchmark}: {total} answers, {asked} prompts asked, in {clock.minutes:.1f} min")
+        folder.write_manifest(about, asked=bool(asked))
+    say(
+        f"{root.name} on {benchmark}: {total} answers, {asked} distinct prompts asked, in {clock.minutes:.1f} min"
+    )
     return asked
 
 

@@ -167,16 +167,21 @@ class Folder:
                 f"{self.path}: it holds answers with another {other[0]}; give another --outputs, or move that folder away"
             )
 
-    def write_manifest(self, about: Mapping[str, Any]) -> None:
-        """State what the folder holds: versions, commit, identity, and per condition its counts and SHA-256."""
+    def write_manifest(self, about: Mapping[str, Any], *, asked: bool) -> None:
+        """State what the folder holds: versions, commit, identity, and per condition its counts and SHA-256. Where no
+        answer was asked for, what computed the ones at hand stays as it is stated."""
+        path, source = self.path / "manifest.json", provenance()
+        if path.exists() and not asked:
+            known = json.loads(path.read_text())
+            source = {name: known[name] for name in known if name not in {*about, "conditions"}}
         conditions = {}
-        for path in sorted(self.path.glob("*.jsonl")):
-            lines = list(read(path))
+        for file in sorted(self.path.glob("*.jsonl")):
+            lines = list(read(file))
             failed = sum(line["status"] == "failed" for line in lines)
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            conditions[path.stem] = dict(answers=len(lines), failed=failed, sha256=digest)
-        manifest = {**about, **provenance(), "conditions": conditions}
-        _replace(self.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            conditions[file.stem] = dict(answers=len(lines), failed=failed, sha256=digest)
+        manifest = {**about, **source, "conditions": conditions}
+        _replace(path, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
 def mend(path: Path) -> int:

@@ -330,3 +330,13 @@ def test_a_repeat_shares_no_answer_with_what_it_repeats(tmp_path, small_benchmar
     assert [line["prompt"] for line in full] == [line["prompt"] for line in again]
     assert not {line["key"] for line in full} & {line["key"] for line in again}
     assert len(backbone.asked) == len(full) + len(again)
+
+
+def test_a_run_that_asks_nothing_leaves_the_provenance_as_it_was(tmp_path, small_benchmark, monkeypatch):
+    _run(tmp_path, Fake())
+    before = (tmp_path / "small/fake/manifest.json").read_bytes()
+    monkeypatch.setattr(runs, "provenance", lambda: dict(commit="another", dirty=True))
+    assert _run(tmp_path, Fake()) == 0
+    assert (tmp_path / "small/fake/manifest.json").read_bytes() == before
+    _run(tmp_path, Fake(), fresh=True)
+    assert json.loads((tmp_path / "small/fake/manifest.json").read_text())["commit"] == "another"
