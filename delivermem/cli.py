@@ -60,12 +60,12 @@ def run(
         model = backbones.load(backbone, batch_size=batch_size)
         if dry_run:
             root = (outputs or runs.data_dir() / "outputs") / benchmark / model.name
-            k = experiments.DEFAULT_K.get(benchmark, 10) if k is None else k
-            plans = list(experiments.plan(data, arms, model.identity, k=k, limit=limit))
-            lines = [line for arm in arms if not fresh for line in runs.read(root / f"{arm.name}.jsonl")]
-            held = {(line["condition"], line["key"]) for line in lines if line["status"] != "failed"}
-            missing = sum((p.condition.name, p.line["key"]) not in held for p in plans)
-            typer.echo(f"{len(plans)} answers at K = {k}: {len(plans) - missing} cached, {missing} to be had")
+            k = experiments.default_k(benchmark) if k is None else k
+            held = {} if fresh else experiments.kept(root, arms)
+            plans = experiments.plan(data, arms, model.identity, k=k, limit=limit)
+            cached = [(p.condition.name, p.line["key"]) in held for p in plans]
+            missing = cached.count(False)
+            typer.echo(f"{len(cached)} answers at K = {k}: {cached.count(True)} cached, {missing} to be had")
             return
         experiments.run(
             experiment,

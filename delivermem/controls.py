@@ -10,15 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import numpy as np
+from PIL import Image as Pillow
+from PIL.Image import Image, Resampling
 
 from delivermem import pictures
+from delivermem.delivery import untagged
 from delivermem.records import Item, Prompt, Question, Slot
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 DOWN = 8
 """`downsampled` keeps one pixel in DOWN x DOWN."""
@@ -39,21 +39,24 @@ class Scene:
         self.prompt, self.question, self.others = prompt, question, others
         digest = hashlib.sha256(f"{seed}\n{control}\n{question.id}".encode()).digest()
         self.rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-        held = {record.id: iter(record.pictures) for record in question.memory}
-        unknown = [slot.record_id for slot in prompt.slots if slot.record_id not in held]
+
+    @cached_property
+    def stored(self) -> list[Image]:
+        """The stored picture of each of the prompt's slots, as it is without a tag."""
+        memory, slots = self.question.memory, self.prompt.slots
+        unknown = [slot.record_id for slot in slots if slot.record_id not in memory]
         if unknown:
-            raise ValueError(f"record {unknown[0]!r} is delivered but not in memory {question.memory.id!r}")
-        self._stored = [next(held[slot.record_id]) for slot in prompt.slots]
+            raise ValueError(f"record {unknown[0]!r} is delivered but not in memory {memory.id!r}")
+        left = {slot.record_id: iter(memory[slot.record_id].pictures) for slot in slots}
+        return [pictures.load(next(left[slot.record_id])) for slot in slots]
 
-    def stored(self, i: int) -> Image:
-        """The stored picture of the prompt's i-th slot, as it is without a tag."""
-        return pictures.load(self._stored[i])
-
-    def with_pictures(self, change: Callable[[int, Slot], Image]) -> Prompt:
-        """New pixels under the old tags; a picture of another size is brought to its slot's."""
+    def with_pictures(self, change: Callable[[int], Image]) -> Prompt | None:
+        """New pixels `change(i)` under the old tags, brought to the slot's size; None where there is no slot."""
+        if not self.prompt.slots:
+            return None
 
         def put(i: int, slot: Slot) -> Image:
-            image = change(i, slot)
+            image = change(i)
             image = image if image.size == slot.image.size else image.resize(slot.image.size)
             return pictures.stamp(image, slot.tag) if slot.tag else image
 
@@ -61,11 +64,11 @@ class Scene:
 
     def from_pool(self, pool: Sequence[Image]) -> Prompt | None:
         """Each slot a picture of the pool, none twice while there are enough."""
-        slots = len(self.prompt.slots)
-        if not pool or not slots:
+        if not pool:
             return None
-        order = [i for _ in range(-(-slots // len(pool))) for i in self.rng.permutation(len(pool))]
-        return self.with_pictures(lambda i, slot: pool[order[i]])
+        rounds = -(-len(self.prompt.slots) // len(pool))
+        order = [i for _ in range(rounds) for i in self.rng.permutation(len(pool))]
+        return self.with_pictures(lambda i: pool[order[i]])
 
 
 def apply(
@@ -95,19 +98,16 @@ def cycle(rng: np.random.Generator, n: int) -> list[int]:
 
 def _permuted(scene: Scene) -> Prompt | None:
     """Another delivered picture in every slot."""
-    slots = scene.prompt.slots
-    if len(slots) < 2:
+    if len({pictures.content_hash(image) for image in scene.stored}) < 2:
         return None
-    if len({pictures.content_hash(scene.stored(i)) for i in range(len(slots))}) < 2:
-        return None
-    order = cycle(scene.rng, len(slots))
-    return scene.with_pictures(lambda i, slot: scene.stored(order[i]))
+    order = cycle(scene.rng, len(scene.stored))
+    return scene.with_pictures(lambda i: scene.stored[order[i]])
 
 
 def _sibling(scene: Scene) -> Prompt | None:
     """A picture of the same memory that is not delivered."""
     here = {(slot.record_id, slot.picture_id) for slot in scene.prompt.slots}
-    shown = {pictures.content_hash(scene.stored(i)) for i in range(len(scene.prompt.slots))}
+    shown = {pictures.content_hash(image) for image in scene.stored}
     free = [p for r in scene.question.memory for p in r.pictures if (r.id, p.id) not in here]
     pool = [pictures.load(p) for p in free]
     return scene.from_pool([image for image in pool if pictures.content_hash(image) not in shown])
@@ -126,59 +126,49 @@ def _stranger(scene: Scene) -> Prompt | None:
 
 
 def _downsampled(scene: Scene) -> Prompt | None:
-    def change(i: int, slot: Slot) -> Image:
-        image = scene.stored(i)
-        width, height = (max(1, side // DOWN) for side in image.size)
-        from PIL.Image import Resampling
+    def change(i: int) -> Image:
+        image = scene.stored[i]
+        small = image.resize([max(1, side // DOWN) for side in image.size], Resampling.BOX)
+        return small.resize(image.size, Resampling.BILINEAR)
 
-        return image.resize((width, height), Resampling.BOX).resize(image.size, Resampling.BILINEAR)
-
-    return scene.with_pictures(change) if scene.prompt.slots else None
+    return scene.with_pictures(change)
 
 
 def _scrambled(scene: Scene) -> Prompt | None:
-    def change(i: int, slot: Slot) -> Image:
-        from PIL import Image
-
-        pixels = np.asarray(scene.stored(i)).copy()
+    def change(i: int) -> Image:
+        pixels = np.asarray(scene.stored[i]).copy()
         height, width = (side // BLOCKS for side in pixels.shape[:2])
-        if not height or not width:
-            return scene.stored(i)
         inner = pixels[: height * BLOCKS, : width * BLOCKS]
         blocks = inner.reshape(BLOCKS, height, BLOCKS, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
         blocks = blocks[scene.rng.permutation(len(blocks))].reshape(BLOCKS, BLOCKS, height, width, 3)
         inner[:] = blocks.swapaxes(1, 2).reshape(inner.shape)
-        return Image.fromarray(pixels)
+        return Pillow.fromarray(pixels)
 
-    sides = [side for slot in scene.prompt.slots for side in slot.image.size]
-    return scene.with_pictures(change) if sides and min(sides) >= BLOCKS else None
+    small = any(min(image.size) < BLOCKS for image in scene.stored)
+    return None if small else scene.with_pictures(change)
 
 
 def _noise(scene: Scene) -> Prompt | None:
     """Pixels drawn independently, each channel from the picture's own values: its mean and variance, nothing else."""
 
-    def change(i: int, slot: Slot) -> Image:
-        from PIL import Image
-
-        pixels = np.asarray(scene.stored(i))
+    def change(i: int) -> Image:
+        pixels = np.asarray(scene.stored[i])
         values = pixels.reshape(-1, 3)
         drawn = [values[scene.rng.integers(len(values), size=len(values)), c] for c in range(3)]
-        return Image.fromarray(np.stack(drawn, 1).reshape(pixels.shape))
+        return Pillow.fromarray(np.stack(drawn, 1).reshape(pixels.shape))
 
-    return scene.with_pictures(change) if scene.prompt.slots else None
+    return scene.with_pictures(change)
 
 
 def _blank(scene: Scene) -> Prompt | None:
     """The picture's mean colour."""
 
-    def change(i: int, slot: Slot) -> Image:
-        from PIL import Image
-
-        image = scene.stored(i)
+    def change(i: int) -> Image:
+        image = scene.stored[i]
         mean = np.rint(np.asarray(image, float).mean((0, 1))).astype(int)
-        return Image.new("RGB", image.size, tuple(int(v) for v in mean))
+        return Pillow.new("RGB", image.size, tuple(int(v) for v in mean))
 
-    return scene.with_pictures(change) if scene.prompt.slots else None
+    return scene.with_pictures(change)
 
 
 # -- identity and time ----------------------------------------------------------------------------------------
@@ -186,17 +176,15 @@ def _blank(scene: Scene) -> Prompt | None:
 
 def _constant(scene: Scene) -> Prompt | None:
     """The same symbol in the same corner of every picture; the words are those of the arm without tags."""
-    from delivermem.delivery import untagged
-
     bare = untagged(scene.prompt)
-    return bare.with_images(lambda i, slot: pictures.stamp(scene.stored(i), SYMBOL)) if bare.slots else None
+    return bare.with_images(lambda i, slot: pictures.stamp(scene.stored[i], SYMBOL)) if bare.slots else None
 
 
 def _text_tag(scene: Scene) -> Prompt | None:
     """The tag in the item's text alone; the pictures bear none."""
     if not scene.prompt.slots:
         return None
-    bare = scene.prompt.with_images(lambda i, slot: scene.stored(i))
+    bare = scene.prompt.with_images(lambda i, slot: scene.stored[i])
     if scene.prompt.layout == "images-last":  # there the text bears the tag already
         return bare
     items = [replace(item, lead=f"{item.tag} ") if item.tag else item for item in bare.items]

@@ -23,6 +23,7 @@ from delivermem.records import (
     Record,
     Slot,
     format_time,
+    repeated,
 )
 
 Modality = Literal["pixels", "caption", "text"]
@@ -81,9 +82,8 @@ def deliver(
     if layout not in get_args(Layout):
         raise ValueError(f"layout={layout!r} is unknown; choose one of {', '.join(get_args(Layout))}")
     records = tuple(records)
-    ids = [record.id for record in records]
-    if len(set(ids)) < len(ids):
-        twice = next(name for name in ids if ids.count(name) > 1)
+    twice = repeated(record.id for record in records)
+    if twice is not None:
         raise ValueError(
             f"record {twice!r} is delivered twice, and a tag must name one; give each record once"
         )
@@ -93,7 +93,7 @@ def deliver(
             tag_of[record.id] = f"M{len(tag_of) + 1}"
     items = tuple(_item(record, tag_of.get(record.id, ""), decisions) for record in records)
     prompt = Prompt(SYSTEM, "", items, question_block(question), asdict(decisions), layout)
-    return _introduced(prompt, decisions.identity == "stamp")
+    return introduced(prompt, decisions.identity == "stamp")
 
 
 def untagged(prompt: Prompt) -> Prompt:
@@ -102,12 +102,10 @@ def untagged(prompt: Prompt) -> Prompt:
         replace(item, parts=tuple(replace(p, tag="") if isinstance(p, Slot) else p for p in item.parts))
         for item in prompt.items
     )
-    return _introduced(
-        replace(prompt, items=items, decisions={**prompt.decisions, "identity": "none"}), False
-    )
+    return introduced(replace(prompt, items=items, decisions={**prompt.decisions, "identity": "none"}), False)
 
 
-def _introduced(prompt: Prompt, stamped: bool) -> Prompt:
+def introduced(prompt: Prompt, stamped: bool) -> Prompt:
     """With the preamble of its identity arm, and in the layout with all pictures last, a name before each item."""
     preamble = PREAMBLES["stamp" if stamped else "none"]
     if prompt.layout == "interleaved":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import numpy as np
 from delivermem import pictures, tiles
 from delivermem.encoders import Siglip
 from delivermem.records import Memory, Question, Record
+from delivermem.retrieval import age
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,12 +24,10 @@ GRIDS = {"whole": (1, False), "tiles": (2, True)}
 def rank(question: Question, k: int, grid: str) -> list[Record]:
     """The best k records with pictures for the question's own words, by their best tile; then those without, by age."""
     index, owners = _index(question.memory, *GRIDS[grid])
-    order = [(record.time or datetime.min, record.id) for record in owners]
+    order = [age(record) for record in owners]
     query = _encoder().texts([question.text])[0]
     ranked = dict.fromkeys(owners[i].id for i in index.rank(query, len(owners), order))
-    rest = sorted(
-        (r for r in question.memory if not r.pictures), key=lambda r: (r.time or datetime.min, r.id)
-    )
+    rest = sorted((record for record in question.memory if not record.pictures), key=age)
     return [*(question.memory[name] for name in ranked), *rest][:k]
 
 

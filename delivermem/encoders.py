@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,14 @@ class Siglip:
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        return load(self.folder)
+        """(processor, model in evaluation mode), images resized by Pillow."""
+        import transformers
+
+        processor = transformers.AutoProcessor.from_pretrained(self.folder)
+        processor.image_processor = transformers.AutoImageProcessor.from_pretrained(
+            self.folder, backend="pil"
+        )
+        return processor, transformers.AutoModel.from_pretrained(self.folder, dtype="float32").eval()
 
     def images(self, images: Sequence[Image]) -> np.ndarray:
         """(n, d): one vector a picture, whatever its size."""
@@ -43,15 +49,6 @@ class Siglip:
         """(n, d): one vector a text; longer ones are cut at the model's length."""
         processor, model = self._loaded
         return _batched(texts, lambda part: _texts(processor, model, part))
-
-
-def load(folder: Path) -> tuple[Any, Any]:
-    """(processor, model in evaluation mode) of a SigLIP folder, images resized by Pillow."""
-    import transformers
-
-    processor = transformers.AutoProcessor.from_pretrained(folder)
-    processor.image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    return processor, transformers.AutoModel.from_pretrained(folder, dtype="float32").eval()
 
 
 def _batched(items: Sequence[Any], encode: Any) -> np.ndarray:

@@ -177,7 +177,7 @@ def run(
     """
     arms = chosen(find(experiment), conditions)
     data = benchmarks.load(benchmark)
-    k = DEFAULT_K.get(benchmark, 10) if k is None else k
+    k = default_k(benchmark) if k is None else k
     if k < 1 or (limit is not None and limit < 1):
         raise ValueError(f"k={k}, limit={limit}: give 1 or more")
     about = dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
@@ -187,8 +187,7 @@ def run(
         folder.check(about)
         for arm in arms:
             runs.mend(root / f"{arm.name}.jsonl")
-        lines = [line for arm in arms if not fresh for line in runs.read(root / f"{arm.name}.jsonl")]
-        held = {(line["condition"], line["key"]): line for line in lines if line["status"] != "failed"}
+        held = {} if fresh else kept(root, arms)
         folder.write_manifest(about, asked=False)  # what is killed says what it is
         everything = plan(data, arms, backbone.identity, k=k, seed=seed, limit=limit)
         for chunk in _chunks(everything, CHUNK):
@@ -209,6 +208,17 @@ def run(
         f"{root.name} on {benchmark}: {total} answers, {asked} distinct prompts asked, in {clock.minutes:.1f} min"
     )
     return asked
+
+
+def default_k(benchmark: str) -> int:
+    """Records delivered per question of a benchmark, where nothing else is said."""
+    return DEFAULT_K.get(benchmark, 10)
+
+
+def kept(root: Path, arms: Sequence[Condition]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(condition, key) -> line of every answer at hand that need not be asked for again."""
+    lines = (line for arm in arms for line in runs.read(root / f"{arm.name}.jsonl"))
+    return {(line["condition"], line["key"]): line for line in lines if line["status"] != "failed"}
 
 
 def _answered(todo: Sequence[Plan], backbone: Backbone) -> Iterator[tuple[Plan, Answer]]:

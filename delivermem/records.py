@@ -9,7 +9,7 @@ import base64
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -56,6 +56,21 @@ def format_time(time: datetime) -> str:
     return f"{time:%Y/%m/%d} ({WEEKDAYS[time.weekday()]}) {time:%H:%M}"
 
 
+def repeated(ids: Iterable[str]) -> str | None:
+    """The first id that has occurred before, or None where all differ."""
+    seen: set[str] = set()
+    for name in ids:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _refuse_zone(whose: str, time: datetime | None) -> None:
+    if time is not None and time.tzinfo is not None:
+        raise ValueError(f"{whose}: its time has a zone; give the store's own clock, without one")
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """One stored picture: a file that is read when needed, or pixels already in memory. Never written to."""
@@ -78,10 +93,7 @@ class Record:
     time_text: str = ""
 
     def __post_init__(self) -> None:
-        if self.time is not None and self.time.tzinfo is not None:
-            raise ValueError(
-                f"record {self.id!r}: its time has a zone; give the store's own clock, without one"
-            )
+        _refuse_zone(f"record {self.id!r}", self.time)
         try:
             self.text.encode()
         except UnicodeEncodeError as error:
@@ -103,14 +115,16 @@ class Memory:
     records: tuple[Record, ...]
 
     def __post_init__(self) -> None:
-        if len(self._by_id) != len(self.records):
-            ids = [record.id for record in self.records]
-            twice = next(i for i in ids if ids.count(i) > 1)
+        twice = repeated(record.id for record in self.records)
+        if twice is not None:
             raise ValueError(f"memory {self.id!r}: record id {twice!r} occurs twice; ids must be unique")
 
     @cached_property
     def _by_id(self) -> dict[str, Record]:
         return {record.id: record for record in self.records}
+
+    def __contains__(self, record_id: str) -> bool:
+        return record_id in self._by_id
 
     def __getitem__(self, record_id: str) -> Record:
         return self._by_id[record_id]
@@ -144,16 +158,12 @@ class Question:
     answer_is_record: bool = False
 
     def __post_init__(self) -> None:
-        known = {record.id for record in self.memory} if self.gold else set()
-        unknown = [name for name in self.gold if name not in known]
+        unknown = [name for name in self.gold if name not in self.memory]
         if unknown:
             raise ValueError(
                 f"question {self.id!r}: gold record {unknown[0]!r} is not in memory {self.memory.id!r}"
             )
-        if self.time is not None and self.time.tzinfo is not None:
-            raise ValueError(
-                f"question {self.id!r}: its time has a zone; give the store's own clock, without one"
-            )
+        _refuse_zone(f"question {self.id!r}", self.time)
 
     @property
     def refusal(self) -> bool:

@@ -65,7 +65,7 @@ def bm25_scores(memory: Memory, query: str) -> np.ndarray:
 
 def _bm25(question: Question, k: int, seed: int) -> list[Record]:
     scores = bm25_scores(question.memory, question.text)
-    order = sorted(zip(-scores, question.memory, strict=True), key=lambda pair: (pair[0], *_age(pair[1])))
+    order = sorted(zip(-scores, question.memory, strict=True), key=lambda pair: (pair[0], *age(pair[1])))
     return [record for _, record in order[:k]]
 
 
@@ -84,14 +84,14 @@ def _gold(question: Question, k: int, seed: int) -> list[Record]:
 
 def _recent(question: Question, k: int, seed: int) -> list[Record]:
     """The last K by time, latest first: chosen without the query."""
-    return sorted(question.memory, key=_age, reverse=True)[:k]
+    return sorted(question.memory, key=age, reverse=True)[:k]
 
 
 def _random(question: Question, k: int, seed: int) -> list[Record]:
     """K drawn without replacement from (seed, question id): chosen without the query."""
     digest = hashlib.sha256(f"{seed}\n{question.id}".encode()).digest()
     rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-    records = sorted(question.memory, key=_age)
+    records = sorted(question.memory, key=age)
     return [records[i] for i in rng.permutation(len(records))[:k]]
 
 
@@ -103,7 +103,7 @@ RANKERS: dict[str, Callable[[Question, int, int], Sequence[Record]]] = {
 }
 
 
-def _age(record: Record) -> tuple[datetime, str]:
+def age(record: Record) -> tuple[datetime, str]:
     """Order of equal records: by time (those without one first), then by id."""
     return record.time or datetime.min, record.id
 

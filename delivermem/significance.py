@@ -57,6 +57,12 @@ def generator(seed: int, *names: object) -> np.random.Generator:
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
 
 
+def unseen(clusters: int, level: float) -> float:
+    """How common, in percent, something may be that none of so many clusters showed: 100 (1 - (alpha / 2)^(1 / n)), the
+    open end of the exact binomial interval with clusters as trials (Clopper & Pearson 1934)."""
+    return 100 * (1 - math.pow((1 - level) / 2, 1 / clusters))
+
+
 def cluster_bootstrap(
     sums: Mapping[Any, float],
     sizes: Mapping[Any, int],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from delivermem.pairing import JUDGED, Missing, arm_of, cluster_of, common, groups, state_of
-from delivermem.significance import cluster_bootstrap, discordant, generator, holm, mcnemar, sign_test
+from delivermem.significance import cluster_bootstrap, discordant, generator, holm, mcnemar, sign_test, unseen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,9 +74,9 @@ def paired_term(
 
     table: answers of one benchmark, backbone and replicate. The interval is the percentile bootstrap over
     conversations (over questions where each is its own conversation, or none is known); fewer than two give
-    NaN. Where all differ alike a bootstrap can't vary: the interval then reaches as far as clusters that differ by a
-    point could have been missed, 100 (1 - (alpha / 2)^(1 / clusters)). An unjudged or failed answer, or a question asked in one arm only, is a ValueError; with
-    missing="intersection" such questions leave both arms, and the result states n and left_out.
+    NaN. Where all differ alike a bootstrap can't vary: the interval then reaches to either side as far as
+    `significance.unseen` clusters could lie. An unjudged or failed answer, or a question asked in one arm only, is a
+    ValueError; with missing="intersection" such questions leave both arms, and the result states n and left_out.
     """
     a, b = arm_of(table, treated), arm_of(table, control)
     judged, left_out = common({treated: a, control: b}, missing)
@@ -88,19 +88,12 @@ def paired_term(
         sums[a[q].cluster] += right_a[q] - right_b[q]
     sizes = Counter(a[q].cluster for q in judged)
     low, high = cluster_bootstrap(sums, sizes, rng=rng, resamples=resamples, level=level)
-    if sizes and len({sums[cluster] / size for cluster, size in sizes.items()}) == 1:
-        low, high = _unvaried(100 * (fixed - broken) / len(judged), len(sizes), level)
     points = 100 * (fixed - broken) / len(judged)
+    if len(sizes) > 1 and len({sums[cluster] / size for cluster, size in sizes.items()}) == 1:
+        reach = unseen(len(sizes), level)
+        low, high = max(-100.0, points - reach), min(100.0, points + reach)
     p, p_cluster = mcnemar(fixed, broken), sign_test(sums.values())
     return PairedTerm(points, low, high, len(judged), len(sizes), fixed, broken, p, p_cluster, left_out)
-
-
-def _unvaried(points: float, clusters: int, level: float) -> tuple[float, float]:
-    """The interval of a difference that is the same in every cluster."""
-    if clusters < 2:
-        return math.nan, math.nan
-    reach = 100 * (1 - ((1 - level) / 2) ** (1 / clusters))
-    return max(-100.0, points - reach), min(100.0, points + reach)
 
 
 def decomposition(
@@ -205,8 +198,8 @@ def accuracy(
         rng = generator(seed, *group.values())
         low, high = cluster_bootstrap(right, sizes, rng=rng, resamples=resamples, level=level)
         if n and count["right"] in (0, n):
-            end = 100 * ((1 - level) / 2) ** (1 / len(sizes))
-            low, high = (end, 100.0) if count["right"] else (0.0, 100 - end)
+            reach = unseen(len(sizes), level)
+            low, high = (100 - reach, 100.0) if count["right"] else (0.0, reach)
         found = {"estimate": 100 * count["right"] / n if n else math.nan, "low": low, "high": high, "n": n}
         found |= {
             "clusters": len(sizes),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,8 @@ LEAST_SIDE = 16
 """A tile narrower than this many pixels shows nothing: such a picture is taken whole."""
 DIGITS = 6
 """Decimals to which scores are rounded before they are compared, so that no platform breaks a tie differently."""
-BATCH = 256
-"""Pictures encoded at a time."""
+BATCH = 32
+"""Pictures cut and encoded at a time."""
 
 Encoder = Callable[[Sequence["Image"]], np.ndarray]
 """Pictures -> one vector each, (n, d), of unit length."""
@@ -127,7 +127,8 @@ def build(
     """
     about = dict(encoder=encoder, n=n, overlap=overlap, whole=whole, least=LEAST_SIDE, pictures=list(names))
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-    pieces = [len(cut(image, n, overlap=overlap, whole=whole)) for image in images]
+    tiles = [len(boxes(image.size, n, overlap=overlap)) for image in images]
+    pieces = [count + (whole and count > 1) for count in tiles]
     offsets = np.concatenate([[0], np.cumsum(pieces)]).astype(np.int64)
     path = folder / f"{key}.npy" if folder is not None else None
     if path is not None and path.exists():
@@ -136,8 +137,12 @@ def build(
             return Index(vectors, offsets)
         except (OSError, ValueError, EOFError) as error:
             warnings.warn(f"{path}: made anew, as what is there can't be used ({error})", stacklevel=2)
-    tiles = (tile for image in images for tile in cut(image, n, overlap=overlap, whole=whole))
-    parts = [encode(batch) for batch in _batches(tiles, BATCH)]
+    parts = [
+        encode(
+            [tile for image in images[i : i + BATCH] for tile in cut(image, n, overlap=overlap, whole=whole)]
+        )
+        for i in range(0, len(images), BATCH)
+    ]
     vectors = np.concatenate(parts).astype(np.float32) if parts else np.zeros((0, 1), np.float32)
     index = Index(vectors, offsets)  # refuses what must not be written
     if path is not None:
@@ -147,14 +152,3 @@ def build(
             np.save(file, vectors, allow_pickle=False)
         part.replace(path)
     return index
-
-
-def _batches(items: Iterable[Image], size: int) -> Iterable[list[Image]]:
-    batch: list[Image] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

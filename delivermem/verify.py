@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from delivermem import benchmarks, experiments, runs
+
+Kept = defaultdict[tuple[str, str], list[tuple[str, dict[str, Any]]]]
+"""(condition, question id) -> where its lines stand, and the lines."""
 
 
 def verify(outputs: Path | None = None, *, rebuild: bool = True) -> list[str]:
@@ -33,10 +36,7 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
     here = {path.stem: path for path in folder.glob("*.jsonl")}
     for name in sorted(stated.keys() - here.keys()):
         yield f"{folder / name}.jsonl: in the manifest but missing; restore it or run the experiment again"
-    rebuilt = _rebuilt(folder.parent.name, revision, identity, k, seed, here) if rebuild else {}
-    if isinstance(rebuilt, str):
-        yield f"{folder}: {rebuilt}"
-        rebuilt = {}
+    kept: Kept = defaultdict(list)
     for name, path in sorted(here.items()):
         if name not in stated:
             yield f"{path}: not in the manifest; remove it or run the experiment again"
@@ -47,14 +47,22 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
         except runs.RunError as error:
             yield str(error)
             continue
-        yield from _lines(path, lines, manifest, rebuilt)
+        yield from _lines(path, lines, manifest, kept)
         if name in stated and stated[name]["answers"] != len(lines):
             yield f"{path}: {len(lines)} answers, but the manifest says {stated[name]['answers']}"
+    if rebuild and folder.parent.name in benchmarks.BENCHMARKS:
+        data = benchmarks.load(folder.parent.name)
+        if data.revision != revision:
+            now = f"made on {data.name} {revision}, which is now {data.revision}"
+            yield f"{folder}: {now}; move that folder away and run again"
+            return
+        arms = {c.name: c for e in experiments.EXPERIMENTS.values() for c in e.conditions if c.name in here}
+        for plan in experiments.plan(data, list(arms.values()), identity, k=k, seed=seed):
+            yield from _stale(plan, kept[plan.condition.name, plan.question.id])
 
 
-def _lines(
-    path: Path, lines: list[dict[str, Any]], manifest: dict[str, Any], rebuilt: dict[Any, Any]
-) -> Iterator[str]:
+def _lines(path: Path, lines: list[dict[str, Any]], manifest: dict[str, Any], kept: Kept) -> Iterator[str]:
+    """What is wrong with the lines by themselves; those that can be read are added to `kept`."""
     counts = Counter((line.get("key"), line.get("replicate")) for line in lines)
     for (key, _), count in counts.items():
         if count > 1:
@@ -64,6 +72,7 @@ def _lines(
         if missing:
             yield f"{path}, line {number}: no field {missing[0]!r}; it was written by another version, run again"
             continue
+        where = f"{path}, line {number} ({line['question_id']})"
         key = runs.key(
             benchmark=manifest["benchmark"],
             revision=manifest["revision"],
@@ -74,23 +83,14 @@ def _lines(
             replicate=line["replicate"],
         )
         if key != line["key"]:
-            yield f"{path}, line {number} ({line['question_id']}): what it states no longer hashes to its key"
-        plan = rebuilt.get((line["condition"], line["question_id"]))
-        if plan is not None and plan.line["key"] != line["key"]:
-            yield f"{path}, line {number} ({line['question_id']}): its prompt is built differently now; run again"
-        elif plan is not None and experiments.rejudged(plan, line)["verdict"] != line["verdict"]:
-            yield f"{path}, line {number} ({line['question_id']}): it is judged differently now; run again"
+            yield f"{where}: what it states no longer hashes to its key"
+        kept[line["condition"], line["question_id"]].append((where, line))
 
 
-def _rebuilt(
-    name: str, revision: str, identity: dict[str, Any], k: int, seed: int, here: dict[str, Path]
-) -> dict[tuple[str, str], experiments.Plan] | str:
-    """Every answer as it would be planned now, or why that can't be done."""
-    if name not in benchmarks.BENCHMARKS:
-        return {}
-    data = benchmarks.load(name)
-    if data.revision != revision:
-        return f"made on {name} {revision}, which is now {data.revision}; move that folder away and run again"
-    arms = {c.name: c for e in experiments.EXPERIMENTS.values() for c in e.conditions if c.name in here}
-    plans = experiments.plan(data, list(arms.values()), identity, k=k, seed=seed)
-    return {(p.condition.name, p.question.id): p for p in plans}
+def _stale(plan: experiments.Plan, kept: list[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """What of a kept answer is not as it would be planned or judged now."""
+    for where, line in kept:
+        if plan.line["key"] != line["key"]:
+            yield f"{where}: its prompt is built differently now; run again"
+        elif experiments.rejudged(plan, line)["verdict"] != line["verdict"]:
+            yield f"{where}: it is judged differently now; run again"

@@ -84,14 +84,14 @@ def test_permuted_keeps_the_pictures_and_moves_every_one():
     bare = controls.apply(prompt, "correct", question=question)
     changed = _put(prompt, question, "permuted")
     scene = controls.Scene(prompt, question, (), "x", 0)
-    originals = [scene.stored(i).tobytes() for i in range(len(prompt.slots))]
+    originals = [scene.stored[i].tobytes() for i in range(len(prompt.slots))]
     inside = [_outside(slot.image, slot) for slot in changed.slots]
     assert bare is prompt
     for i, slot in enumerate(changed.slots):
         twins = [
             j
             for j in range(len(prompt.slots))
-            if _outside(pictures.stamp(scene.stored(j), slot.tag), slot) == inside[i]
+            if _outside(pictures.stamp(scene.stored[j], slot.tag), slot) == inside[i]
         ]
         assert twins and i not in twins
     assert len(set(originals)) == len(originals)
@@ -156,7 +156,7 @@ def test_the_tag_in_the_text_leaves_the_pixels_untagged(name):
     changed = _put(prompt, question, "text-tag", name=name)
     scene = controls.Scene(prompt, question, (), "x", 0)
     assert [i.tobytes() for i in changed.images] == [
-        scene.stored(i).tobytes() for i in range(len(prompt.slots))
+        scene.stored[i].tobytes() for i in range(len(prompt.slots))
     ]
     assert changed.preamble == prompt.preamble and changed.question == prompt.question
     for item in changed.items:

@@ -28,10 +28,27 @@ def turns():
     return world.conversation(np.random.default_rng(0), for_benchmark=False)
 
 
-def _real(trainer, messages):
-    return trainer.processor.apply_chat_template(
-        [messages], add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+def _packed_is_real(trainer, made, prompt, answer):
+    """Token ids, next-token logits and labels of a context's first question are those of processor and model."""
+    real = trainer.processor.apply_chat_template(
+        [prompt.to_transformers()],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
     )
+    batch = trainer.packer.pack([made])
+    first, second = ((batch["seg"][0] == n).nonzero().flatten() for n in (0, 1))
+    reply = [*trainer.packer.ids(answer), trainer.packer.end]
+    kept = torch.cat([first, second[: len(second) - len(reply)]])
+    assert batch["ids"][0, kept].tolist() == real["input_ids"][0].tolist()
+    with torch.no_grad():
+        theirs = trainer.net.eval()(**real).logits[0, -1]
+        logits, label, _ = trainer.forward(batch)
+    trainer.net.train()
+    rows = batch["seg"][batch["label"] != -100]
+    torch.testing.assert_close(logits[rows == 1][0], theirs, atol=2e-3, rtol=1e-3)
+    assert label[rows == 1].tolist() == reply
 
 
 def test_the_trainers_vision_is_the_models_vision(trainer):
@@ -58,20 +75,7 @@ def test_the_packed_context_is_the_delivered_prompt_and_gives_its_logits(trainer
     prompt = type(base)(
         base.system, base.preamble, base.items, f"Question date: {date}\n{base.question}", base.decisions
     )
-    real = _real(trainer, prompt.to_transformers())
-    batch = trainer.packer.pack([made])
-    first = (batch["seg"][0] == 0).nonzero().flatten()
-    second = (batch["seg"][0] == 1).nonzero().flatten()
-    reply = len(trainer.packer.ids(answer)) + 1
-    kept = torch.cat([first, second[: len(second) - reply]])
-    assert batch["ids"][0, kept].tolist() == real["input_ids"][0].tolist()
-    with torch.no_grad():
-        theirs = trainer.net.eval()(**real).logits[0, -1]
-        logits, label, _ = trainer.forward(batch)
-    trainer.net.train()
-    rows = batch["seg"][batch["label"] != -100]
-    torch.testing.assert_close(logits[rows == 1][0], theirs, atol=2e-3, rtol=1e-3)
-    assert label[rows == 1].tolist() == [*trainer.packer.ids(answer), trainer.packer.end]
+    _packed_is_real(trainer, made, prompt, answer)
 
 
 def test_every_hint_points_at_what_it_names(trainer, turns):
@@ -194,17 +198,7 @@ def test_a_packed_visit_to_the_shop_is_the_delivered_prompt_and_gives_its_logits
     question = Question("", asked.text, "", "", Memory("", ()), time=last)
     decisions = Decisions(identity="stamp" if tags == "rank" else "none")
     prompt = deliver([visit.record() for visit in view], question, decisions, layout="images-last")
-    real = _real(trainer, prompt.to_transformers())
-    batch = trainer.packer.pack([made])
-    first, second = ((batch["seg"][0] == n).nonzero().flatten() for n in (0, 1))
-    kept = torch.cat([first, second[: len(second) - len(trainer.packer.ids(answer)) - 1]])
-    assert batch["ids"][0, kept].tolist() == real["input_ids"][0].tolist()
-    with torch.no_grad():
-        theirs = trainer.net.eval()(**real).logits[0, -1]
-        logits, _, _ = trainer.forward(batch)
-    trainer.net.train()
-    rows = batch["seg"][batch["label"] != -100]
-    torch.testing.assert_close(logits[rows == 1][0], theirs, atol=2e-3, rtol=1e-3)
+    _packed_is_real(trainer, made, prompt, answer)
     if asked.subtype == "product":
         (cell,) = asked.focus
         assert answer == view[cell[0]].product.code and "/product/" + answer in prompt.text

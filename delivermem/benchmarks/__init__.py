@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from delivermem.records import Layout, Memory, Question
+from delivermem.records import Layout, Memory, Question, repeated
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,9 +19,8 @@ class Benchmark:
     layout: Layout = "interleaved"
 
     def __post_init__(self) -> None:
-        ids = [question.id for question in self.questions]
-        if len(set(ids)) < len(ids):
-            twice = next(name for name in ids if ids.count(name) > 1)
+        twice = repeated(question.id for question in self.questions)
+        if twice is not None:
             raise ValueError(
                 f"benchmark {self.name!r}: question id {twice!r} occurs twice; ids must be unique"
             )

@@ -117,13 +117,18 @@ def _asked(
     return Ask(subtype, text, answer, gold, focus, final or focus)
 
 
+def which(colour: str, name: str) -> str:
+    """The question for the memory whose photo shows something."""
+    return f"Which memory shows {indefinite(colour)} {name}?"
+
+
 def _by_content(rng: np.random.Generator, view: _View, absent: bool, subtype: str) -> Ask | None:
     """Questions to one photo known by what it shows: which memory, and when."""
     if not absent and not view.unique:
         return None
     i, thing = (0, Thing(*view.unseen_pair(rng), "")) if absent else pick(rng, view.unique)
     if subtype == "which":
-        text, answer = f"Which memory shows {indefinite(thing.colour)} {thing.name}?", view.turns[i].id
+        text, answer = which(thing.colour, thing.name), view.turns[i].id
     else:
         text, answer = f"When did I send the photo with the {thing.colour} {thing.name}?", view.date(i)
     return _asked(subtype, text, answer, absent, (i,), ((i, thing.place),))

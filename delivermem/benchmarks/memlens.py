@@ -26,7 +26,8 @@ def read(
     """Read a MemLens JSON file: a list of questions, or {"data": [...]}.
 
     images: the folder that image paths are relative to (default: `release_images` beside the file). One record per
-    turn, `<session id>:<turn>`; its time is its session's date. Evidence is what `has_answer` marks.
+    turn, `<session id>:<turn>`; its time is its session's date. Evidence is what `has_answer` marks; where it marks
+    nothing, every turn of the sessions in `answer_session_ids`.
     """
     folder = Path(os.path.abspath(images or path.parent / "release_images"))
     try:
@@ -70,8 +71,9 @@ def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str,
         )
     records, gold = [], []
     dates, ids = _need(path, row, "haystack_dates"), _need(path, row, "haystack_session_ids")
-    for session, date, turns in zip(ids, dates, _need(path, row, "haystack_sessions"), strict=True):
-        for i, turn in enumerate(_turns(turns)):
+    sessions = [s["session"] if isinstance(s, dict) else s for s in _need(path, row, "haystack_sessions")]
+    for session, date, turns in zip(ids, dates, sessions, strict=True):
+        for i, turn in enumerate(turns):
             record_id = f"{session}:{i:02d}"
             if turn.get("has_answer") is True:
                 gold.append(record_id)
@@ -79,17 +81,14 @@ def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str,
             time = parse_time(date) if date else None
             role = "assistant" if "assistant" in str(turn["role"]).lower() else "user"
             records.append(Record(record_id, turn.get("content") or "", time, role, session, pictures, date))
-    sessions = set(row.get("answer_session_ids") or ())
-    gold = gold or [record.id for record in records if record.session in sessions]
+    marked = set(row.get("answer_session_ids") or ())
+    gold = gold or [record.id for record in records if record.session in marked]
     # questions to one conversation share one memory, so that it is one cluster
     text = json.dumps(
         [
             ids,
             dates,
-            [
-                [(t.get("role"), t.get("content"), t.get("images")) for t in _turns(s)]
-                for s in row["haystack_sessions"]
-            ],
+            [[(t.get("role"), t.get("content"), t.get("images")) for t in turns] for turns in sessions],
         ]
     )
     memory = memories.setdefault(text, Memory(f"conversation-{len(memories):03d}", tuple(records)))
@@ -107,11 +106,6 @@ def _question(path: Path, row: dict[str, Any], folder: Path, memories: dict[str,
         gold=tuple(gold),
         answer_is_record=answer in {record.id for record in records},
     )
-
-
-def _turns(session: Any) -> list[dict[str, Any]]:
-    """A session's turns, where they stand alone or under its date."""
-    return list(session["session"] if isinstance(session, dict) else session)
 
 
 def _picture(path: Path, image: dict[str, Any], folder: Path) -> Picture:

@@ -96,7 +96,7 @@ def _probes(rng: np.random.Generator, visits: list[shop.Visit], name: str, numbe
         visit = there.pop(int(rng.integers(len(there))))
         yield Question(
             id=f"{name}-s{last}_r{reach}_p{i // last:02d}",
-            text=shop.probe(visit.product.cue),
+            text=shop.probe(*visit.product.cue[:2]),
             answer=visit.product.code,
             kind="recall",
             memory=memory,

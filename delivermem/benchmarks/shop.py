@@ -157,9 +157,9 @@ def chain(rng: np.random.Generator, products: Sequence[Product], sessions: int) 
     return visits
 
 
-def probe(cue: Placed) -> str:
+def probe(colour: str, name: str) -> str:
     """The question for the product that carries a cue."""
-    return f"Which product shows {indefinite(cue[0])} {cue[1]}?"
+    return f"Which product shows {indefinite(colour)} {name}?"
 
 
 def _furnish(

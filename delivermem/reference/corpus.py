@@ -14,7 +14,7 @@ import numpy as np
 
 from delivermem import pictures
 from delivermem.benchmarks import asking, scenes, world
-from delivermem.delivery import IMAGES_LAST, PREAMBLES, Decisions, deliver
+from delivermem.delivery import Decisions, deliver, introduced
 from delivermem.records import REFUSAL, Memory, Prompt, Question, Slot
 
 GRID = 3
@@ -142,14 +142,9 @@ def tagged(rng: np.random.Generator, prompt: Prompt, mode: str) -> Prompt:
         }
         prompt = prompt.with_images(lambda i, slot: pictures.stamp(slot.image, stamped[i]))
         items = [replace(item, tag=tag.get(item.record_id, "")) for item in prompt.items]
-    if prompt.layout == "images-last":
-        named = mode in ("rank", "shuffled", "text")
-        items = [replace(item, lead=f"{item.tag} ") if named and item.tag else item for item in items]
-    elif mode == "text":
+    if mode == "text" and prompt.layout == "interleaved":
         items = [replace(item, parts=(f"{item.tag} ", *item.parts)) if item.tag else item for item in items]
-    preamble = PREAMBLES["stamp" if mode in ("rank", "shuffled", "text") else "none"]
-    preamble += IMAGES_LAST if prompt.layout == "images-last" else ""
-    return replace(prompt, items=tuple(items), preamble=preamble)
+    return introduced(replace(prompt, items=tuple(items)), mode in ("rank", "shuffled", "text"))
 
 
 def cell_labels(scene: scenes.Scene, tag: str) -> list[Labelled]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from delivermem.benchmarks import asking, scenes, shop
-from delivermem.benchmarks.world import indefinite, pick
+from delivermem.benchmarks.world import pick
 from delivermem.delivery import Decisions, deliver
 from delivermem.records import REFUSAL, Memory, Prompt, Question, Slot
 from delivermem.reference.corpus import Context, Labelled, slot_text, tagged
@@ -66,7 +66,7 @@ def context(
         if gone:
             near_miss = [p for p in scenes.PAIRS if p not in counts and (p[0] == colour) != (p[1] == name)]
             colour, name = pick(rng, near_miss)
-        words = shop.probe((colour, name, (0, 0))) if subtype == "product" else _which(colour, name)
+        words = (shop.probe if subtype == "product" else asking.which)(colour, name)
         answer = view[i].product.code if subtype == "product" else tag_of[view[i].id]
         lost = gone or not (pixels or expect_full)
         cell = ((i, f"cell {row * CELLS + column}"),)
@@ -76,10 +76,6 @@ def context(
             break
     images = [np.asarray(image) for image in prompt.images]
     return Context(text, images, labels, list(found.values()), spans)
-
-
-def _which(colour: str, name: str) -> str:
-    return f"Which memory shows {indefinite(colour)} {name}?"
 
 
 def cell_labels(product: shop.Product, tag: str) -> list[Labelled]:

@@ -182,7 +182,7 @@ def _card(name: str, about: dict[str, Any], net: SiglipModel) -> str:
     from delivermem import dense
 
     products = shop.catalogue(np.random.default_rng(777_000), for_benchmark=False)
-    frames, asked = [p.photo for p in products], [shop.probe(p.cue) for p in products]
+    frames, asked = [p.photo for p in products], [shop.probe(*p.cue[:2]) for p in products]
     rows = []
     for n in (1, 2, 3, 4):
         ranks = np.array(dense.ranks(frames, asked, n, whole=n > 1))
