@@ -37,7 +37,7 @@ def main(
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="decomposition, ladder or controls")],
+    experiment: Annotated[str, typer.Argument(help="decomposition, ladder, controls or adapter")],
     benchmark: Annotated[str, typer.Option()] = "mini-memlens",
     backbone: Annotated[
         str, typer.Option(help="A folder in data/models, a path, or owner/name@revision.")

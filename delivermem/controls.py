@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 from PIL.Image import Image, Resampling
 
 from delivermem import pictures
-from delivermem.delivery import untagged
+from delivermem.delivery import IMAGES_LAST, untagged
 from delivermem.records import Item, Prompt, Question, Slot
 
 DOWN = 8
@@ -26,6 +26,8 @@ BLOCKS = 6
 """`scrambled` shuffles BLOCKS x BLOCKS blocks of a picture."""
 SYMBOL = "M"
 """What `constant` stamps on every picture."""
+IN_ANY_ORDER = "The pictures follow the items.\n"
+"""What `reordered` says in the place of delivery's own sentence on their order."""
 
 Change = Callable[["Scene"], Prompt | None]
 
@@ -187,8 +189,18 @@ def _text_tag(scene: Scene) -> Prompt | None:
     bare = scene.prompt.with_images(lambda i, slot: scene.stored[i])
     if scene.prompt.layout == "images-last":  # there the text bears the tag already
         return bare
-    items = [replace(item, lead=f"{item.tag} ") if item.tag else item for item in bare.items]
+    items = [replace(item, parts=(f"{item.tag} ", *item.parts)) if item.tag else item for item in bare.items]
     return replace(bare, items=tuple(items))
+
+
+def _reordered(scene: Scene) -> Prompt | None:
+    """The same pictures in an order that is not the items', none in its place, and no word of an order: what pairs
+    pictures with items is then the tag, or nothing. For the layout that shows all pictures last."""
+    prompt = scene.prompt
+    if prompt.layout != "images-last" or len(prompt.slots) < 2:
+        return None
+    order = tuple(cycle(scene.rng, len(prompt.slots)))
+    return replace(prompt, order=order, preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))
 
 
 def _shuffled_times(scene: Scene) -> Prompt | None:
@@ -235,6 +247,7 @@ CONTROLS: dict[str, Change] = {
     **LADDER,
     "constant-tag": _constant,
     "text-tag": _text_tag,
+    "reordered": _reordered,
     "shuffled-times": _shuffled_times,
     "ordinal-times": _ordinal_times,
 }

@@ -12,21 +12,30 @@ from delivermem import pictures, tiles
 from delivermem.encoders import Siglip
 from delivermem.records import Memory, Question, Record
 from delivermem.retrieval import age
+from delivermem.runs import data_dir
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 ENCODER = "tiny-siglip"
-GRIDS = {"whole": (1, False), "tiles": (2, True)}
-"""Ranker -> tiles a side, and whether the whole picture is among them. The paper's R1: the whole picture and 2 x 2."""
+GRIDS: dict[str, tuple[int, bool, bool]] = {
+    "whole": (1, False, False),
+    "tiles": (2, True, False),
+    "crops": (2, True, True),
+}
+"""Ranker -> tiles a side, whether the whole picture is among them, whether their places are random. The paper's R1: the
+whole picture and 2 x 2."""
 
 
-def rank(question: Question, k: int, grid: str) -> list[Record]:
+def rank(question: Question, k: int, grid: str, *, seed: int = 0) -> list[Record]:
     """The best k records with pictures for the question's own words, by their best tile; then those without, by age."""
-    index, owners = _index(question.memory, *GRIDS[grid])
+    n, whole, random = GRIDS[grid]
+    index, owners = _index(question.memory, n, whole, seed if random else None)
     order = [age(record) for record in owners]
-    query = _encoder().texts([question.text])[0]
-    ranked = dict.fromkeys(owners[i].id for i in index.rank(query, len(owners), order))
+    ranked: dict[str, None] = {}
+    if owners:
+        query = _encoder().texts([question.text])[0]
+        ranked = dict.fromkeys(owners[i].id for i in index.rank(query, len(owners), order))
     rest = sorted((record for record in question.memory if not record.pictures), key=age)
     return [*(question.memory[name] for name in ranked), *rest][:k]
 
@@ -37,20 +46,27 @@ def _encoder() -> Siglip:
 
 
 @lru_cache(maxsize=128)
-def _index(memory: Memory, n: int, whole: bool) -> tuple[tiles.Index, list[Record]]:
+def _index(memory: Memory, n: int, whole: bool, seed: int | None) -> tuple[tiles.Index, list[Record]]:
     """The memory's pictures, and the record that each belongs to."""
     shown = [(record, pictures.load(picture)) for record in memory for picture in record.pictures]
-    images = [image for _, image in shown]
+    return _built([image for _, image in shown], n, whole, seed), [record for record, _ in shown]
+
+
+def _built(images: Sequence[Image], n: int, whole: bool, seed: int | None) -> tiles.Index:
+    """Their vectors, kept under data/cache: what encodes them is most of a ranker's time."""
+    if not images:
+        return tiles.Index(np.zeros((0, 1), np.float32), [0])
     encoder = _encoder()
-    index = tiles.build(
+    return tiles.build(
         images,
         [pictures.content_hash(image) for image in images],
         encoder.images,
         n,
         encoder=f"{encoder.name}@{encoder.revision}",
         whole=whole,
+        seed=seed,
+        folder=data_dir() / "cache" / "embeddings",
     )
-    return index, [record for record, _ in shown]
 
 
 def ranks(
@@ -61,16 +77,8 @@ def ranks(
     seed: crops of the tiles' sizes at random places instead of the grid, the control of where the tiles lie. Ties go to
     the earlier image.
     """
-    pieces = [
-        tiles.cut(image, n, whole=whole)
-        if seed is None
-        else [*([image] if whole else []), *tiles.random_crops(image, n, seed=seed + i)]
-        for i, image in enumerate(images)
-    ]
-    encoder = _encoder()
-    vectors = encoder.images([tile for piece in pieces for tile in piece])
-    index = tiles.Index(vectors, np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]))
-    scores = np.round(index.scores(encoder.texts(queries)).astype(float), tiles.DIGITS)
+    index = _built(images, n, whole, seed)
+    scores = np.round(index.scores(_encoder().texts(queries)).astype(float), tiles.DIGITS)
     own = np.diag(scores)
     before = np.tril(np.ones(scores.shape, bool), -1)
     ahead = (scores > own[:, None]) | ((scores == own[:, None]) & before)

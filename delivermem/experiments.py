@@ -66,10 +66,15 @@ EXPERIMENTS = {
             Condition("identity-none", "gold", Decisions(identity="none")),
             Condition("identity-constant", "gold", control="constant-tag"),
             Condition("identity-text", "gold", control="text-tag"),
+            Condition("reordered", "gold", control="reordered"),
+            Condition("reordered-none", "gold", Decisions(identity="none"), control="reordered"),
             Condition("time-none", "gold", Decisions(time="none")),
             Condition("time-shuffled", "gold", control="shuffled-times"),
             Condition("time-ordinal", "gold", control="ordinal-times"),
         ),
+    ),
+    "adapter": Experiment(
+        "adapter", tuple(Condition(f"{grid}-full", grid) for grid in ("tiles", "whole", "crops"))
     ),
 }
 """The grids. `full-again` repeats `full` and shares nothing with it: what differs between the two is noise."""
@@ -112,11 +117,23 @@ def plan(
     k: int,
     seed: int = 0,
     limit: int | None = None,
+    delivered: Mapping[tuple[str, str], Sequence[str]] | None = None,
 ) -> Iterator[Plan]:
-    """Every answer of the grid in turn, conditions interleaved, so that a stop leaves the arms equally far."""
+    """Every answer of the grid in turn, conditions interleaved, so that a stop leaves the arms equally far.
+
+    delivered: (condition, question id) -> ids of the records that were delivered there, in order; nothing is ranked for
+    those, as an encoder's last digits, and with them a near tie, differ between machines.
+    """
+    known = delivered or {}
     for question in benchmark.questions[:limit]:
         for condition in conditions:
-            records = retrieval.rank(condition.ranker, question, k, seed=seed)
+            ids = known.get((condition.name, question.id))
+            if ids is None:
+                records = retrieval.rank(
+                    condition.ranker, question, k, seed=seed, beside_gold=benchmark.ranker
+                )
+            else:
+                records = tuple(question.memory[name] for name in ids)
             prompt, trouble = None, f"{condition.control} can't be had here"
             try:
                 whole = deliver(records, question, condition.decisions, layout=benchmark.layout)

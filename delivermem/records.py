@@ -141,7 +141,7 @@ class Question:
     """A question to one memory, with the ids of the records that hold its evidence.
 
     `kind` is the benchmark's question type, `subtype` the finer sort. `needs` names the channels without which
-    it can't be answered (`pixels`, `text`, `time`). `guess` is the chance of a right blind guess, in [0, 1].
+    it can't be answered (`pixels`, `text`, `time`, `identity`: which record is which). `guess` is the chance of a right blind guess, in [0, 1].
     Where `answer_is_record`, `answer` is a record id and a reply is right when it names that record's tag.
     """
 
@@ -196,7 +196,8 @@ class Item:
 class Prompt:
     """Everything that reaches the model, in order: system, preamble, items, question.
 
-    `layout` says where the slots stand: in their items' text, or all after the last item (DMV-Bench's layout).
+    `layout` says where the slots stand: in their items' text, or all after the last item (DMV-Bench's layout), there in
+    the items' order, or as `order` has it: the places of the slots, first shown first.
     """
 
     system: str
@@ -205,6 +206,7 @@ class Prompt:
     question: str
     decisions: Mapping[str, str] = field(default_factory=dict)
     layout: Layout = "interleaved"
+    order: tuple[int, ...] = ()
 
     @property
     def delivered(self) -> tuple[str, ...]:
@@ -218,7 +220,9 @@ class Prompt:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return tuple(part for item in self.items for part in item.parts if isinstance(part, Slot))
+        """The slots as the model meets them."""
+        slots = tuple(part for item in self.items for part in item.parts if isinstance(part, Slot))
+        return tuple(slots[i] for i in self.order) if self.order else slots
 
     @property
     def images(self) -> list[Image]:
@@ -252,9 +256,9 @@ class Prompt:
 
     def with_images(self, change: Callable[[int, Slot], Image]) -> Prompt:
         """The same prompt with the pixels of each slot replaced by `change(index, slot)`."""
-        new = iter([replace(slot, image=change(i, slot)) for i, slot in enumerate(self.slots)])
+        new = {id(slot): replace(slot, image=change(i, slot)) for i, slot in enumerate(self.slots)}
         swap = [
-            replace(item, parts=tuple(next(new) if isinstance(p, Slot) else p for p in item.parts))
+            replace(item, parts=tuple(p if isinstance(p, str) else new[id(p)] for p in item.parts))
             for item in self.items
         ]
         return replace(self, items=tuple(swap))

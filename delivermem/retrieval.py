@@ -30,18 +30,30 @@ def words(text: str) -> list[str]:
     return [word for word in found if word not in STOP_WORDS]
 
 
-def rank(ranker: str, question: Question, k: int, *, seed: int = 0) -> tuple[Record, ...]:
-    """The best min(k, n) records of the question's memory, best first. `ranker`: a name in RANKERS.
+def rank(
+    ranker: str, question: Question, k: int, *, seed: int = 0, beside_gold: str = "bm25"
+) -> tuple[Record, ...]:
+    """The best min(k, n) records of the question's memory, best first. `ranker`: a name in RANKERS, or `gold`.
 
-    seed concerns `random` alone. Raises ValueError for an unknown ranker and for k below 1.
+    `gold` delivers the gold records and, up to K, the best of the others, all in the order of the ranker `beside_gold`.
+    Perfect retrieval changes which records are delivered and nothing else: were gold put first, the answer to "which
+    memory" could be read off the position, and were the others left out, K would differ between arms.
+    seed concerns `random` and `crops`. Raises ValueError for an unknown ranker and for k below 1.
     """
-    if ranker not in RANKERS:
-        raise ValueError(f"ranker {ranker!r} is unknown; choose one of {', '.join(RANKERS)}")
+    for name in (ranker, beside_gold):
+        if name not in RANKERS and (name, ranker) != ("gold", "gold"):
+            raise ValueError(f"ranker {name!r} is unknown; choose one of gold, {', '.join(RANKERS)}")
     if k < 1:
         raise ValueError(f"k={k} records can't be delivered; k must be 1 or more")
     if not len(question.memory):
         return ()
-    return tuple(RANKERS[ranker](question, k, seed))
+    if ranker != "gold":
+        return tuple(RANKERS[ranker](question, k, seed))
+    ranked = RANKERS[beside_gold](question, len(question.memory), seed)
+    gold = [record for record in ranked if record.id in question.gold][:k]
+    others = [record for record in ranked if record.id not in question.gold]
+    kept = {record.id for record in gold + others[: k - len(gold)]}
+    return tuple(record for record in ranked if record.id in kept)
 
 
 def recall(question: Question, delivered: Iterable[str]) -> float:
@@ -69,19 +81,6 @@ def _bm25(question: Question, k: int, seed: int) -> list[Record]:
     return [record for _, record in order[:k]]
 
 
-def _gold(question: Question, k: int, seed: int) -> list[Record]:
-    """The gold records and, up to K, the best of the others, all in BM25's order.
-
-    Perfect retrieval changes which records are delivered and nothing else: were gold put first, the answer to
-    "which memory" could be read off the position, and were the others left out, K would differ between arms.
-    """
-    ranked = _bm25(question, len(question.memory), seed)
-    gold = [record for record in ranked if record.id in question.gold][:k]
-    others = [record for record in ranked if record.id not in question.gold]
-    kept = {record.id for record in gold + others[: k - len(gold)]}
-    return [record for record in ranked if record.id in kept]
-
-
 def _recent(question: Question, k: int, seed: int) -> list[Record]:
     """The last K by time, latest first: chosen without the query."""
     return sorted(question.memory, key=age, reverse=True)[:k]
@@ -95,12 +94,29 @@ def _random(question: Question, k: int, seed: int) -> list[Record]:
     return [records[i] for i in rng.permutation(len(records))[:k]]
 
 
+def _seen(grid: str) -> Callable[[Question, int, int], Sequence[Record]]:
+    """A ranker by what pictures show, one of `dense.GRIDS`; its encoder is loaded when it is first asked."""
+
+    def ranked(question: Question, k: int, seed: int) -> Sequence[Record]:
+        from delivermem import dense
+
+        return dense.rank(question, k, grid, seed=seed)
+
+    return ranked
+
+
 RANKERS: dict[str, Callable[[Question, int, int], Sequence[Record]]] = {
-    "gold": _gold,
     "bm25": _bm25,
     "recent": _recent,
     "random": _random,
+    "whole": _seen("whole"),
+    "tiles": _seen("tiles"),
+    "crops": _seen("crops"),
 }
+"""By words, by age, by chance; and by pictures: whole, by their best tile (the paper's R1), or by their best random crop
+of a tile's size, the control of where the tiles lie."""
+BY_SIGHT = frozenset({"whole", "tiles", "crops"})
+"""Those whose scores come out of an encoder, whose last digits differ between machines."""
 
 
 def age(record: Record) -> tuple[datetime, str]:

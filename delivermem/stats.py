@@ -44,7 +44,7 @@ class PairedTerm(NamedTuple):
 
     points, low, high: percentage points, treated minus control. n questions in `clusters` conversations;
     left_out: questions dropped, as a control could not be had or by `missing="intersection"`. fixed: right in treated, wrong in control;
-    broken: the reverse. p: exact McNemar over questions, the paper's test, which overstates where questions
+    broken: the reverse; up, down: clusters whose difference is positive, negative. p: exact McNemar over questions, the paper's test, which overstates where questions
     of one conversation depend on one another; p_cluster: sign test over conversations, which does not.
     """
 
@@ -55,6 +55,8 @@ class PairedTerm(NamedTuple):
     clusters: int
     fixed: int
     broken: int
+    up: int
+    down: int
     p: float
     p_cluster: float
     left_out: int = 0
@@ -92,8 +94,10 @@ def paired_term(
     if len(sizes) > 1 and len({sums[cluster] / size for cluster, size in sizes.items()}) == 1:
         reach = unseen(len(sizes), level)
         low, high = max(-100.0, points - reach), min(100.0, points + reach)
+    up, down = (sum(sign * total > 0 for total in sums.values()) for sign in (1, -1))
     p, p_cluster = mcnemar(fixed, broken), sign_test(sums.values())
-    return PairedTerm(points, low, high, len(judged), len(sizes), fixed, broken, p, p_cluster, left_out)
+    n, clusters = len(judged), len(sizes)
+    return PairedTerm(points, low, high, n, clusters, fixed, broken, up, down, p, p_cluster, left_out)
 
 
 def decomposition(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,21 +54,28 @@ def boxes(size: tuple[int, int], n: int, *, overlap: float = OVERLAP) -> list[tu
     return [(left, top, right, bottom) for top, bottom in spans[1] for left, right in spans[0]]
 
 
-def cut(image: Image, n: int, *, overlap: float = OVERLAP, whole: bool = False) -> list[Image]:
-    """The tiles of a picture, and before them the whole picture where that is asked for."""
-    tiles = [image.crop(box) for box in boxes(image.size, n, overlap=overlap)]
+def cut(
+    image: Image, n: int, *, overlap: float = OVERLAP, whole: bool = False, seed: int | None = None
+) -> list[Image]:
+    """The tiles of a picture, and before them the whole picture where that is asked for.
+
+    seed: as many crops of the tiles' sizes at random places instead, the control of where the grid puts them.
+    """
+    found = boxes(image.size, n, overlap=overlap)
+    if seed is not None:
+        rng = np.random.default_rng(seed)
+        found = [_moved(rng, image.size, box) for box in found]
+    tiles = [image.crop(box) for box in found]
     return [image, *tiles] if whole and len(tiles) > 1 else tiles
 
 
-def random_crops(image: Image, n: int, *, seed: int, overlap: float = OVERLAP) -> list[Image]:
-    """As many crops of the same size as `cut` gives, at random places: the control of the grid."""
-    rng = np.random.default_rng(seed)
-    crops = []
-    for left, top, right, bottom in boxes(image.size, n, overlap=overlap):
-        width, height = right - left, bottom - top
-        x, y = (int(rng.integers(0, room + 1)) for room in (image.width - width, image.height - height))
-        crops.append(image.crop((x, y, x + width, y + height)))
-    return crops
+def _moved(
+    rng: np.random.Generator, size: tuple[int, int], box: tuple[int, int, int, int]
+) -> tuple[int, int, int, int]:
+    """A box of the same size at a random place of the picture."""
+    width, height = box[2] - box[0], box[3] - box[1]
+    x, y = (int(rng.integers(0, room + 1)) for room in (size[0] - width, size[1] - height))
+    return x, y, x + width, y + height
 
 
 class Index:
@@ -118,14 +126,17 @@ def build(
     encoder: str,
     overlap: float = OVERLAP,
     whole: bool = False,
+    seed: int | None = None,
     folder: Path | None = None,
 ) -> Index:
     """The index of some pictures. names: a content hash each. encoder: the name and revision of `encode`.
 
-    folder: where vectors are kept as `.npy`, named by all that can change them; found there, they are memory-mapped and
-    nothing is encoded. A file that can't be read or is of another shape is made anew.
+    seed: as of `cut`; a picture's crops follow from it and the picture's name. folder: where vectors are kept as `.npy`,
+    named by all that can change them; found there, they are memory-mapped and nothing is encoded. A file that can't be
+    read or is of another shape is made anew.
     """
-    about = dict(encoder=encoder, n=n, overlap=overlap, whole=whole, least=LEAST_SIDE, pictures=list(names))
+    grid = dict(n=n, overlap=overlap, whole=whole, seed=seed, least=LEAST_SIDE)
+    about = dict(encoder=encoder, **grid, pictures=list(names))
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
     tiles = [len(boxes(image.size, n, overlap=overlap)) for image in images]
     pieces = [count + (whole and count > 1) for count in tiles]
@@ -137,18 +148,24 @@ def build(
             return Index(vectors, offsets)
         except (OSError, ValueError, EOFError) as error:
             warnings.warn(f"{path}: made anew, as what is there can't be used ({error})", stacklevel=2)
+
+    def pieces_of(i: int) -> list[Image]:
+        own = None if seed is None else int(hashlib.sha256(f"{seed} {names[i]}".encode()).hexdigest()[:8], 16)
+        return cut(images[i], n, overlap=overlap, whole=whole, seed=own)
+
     parts = [
-        encode(
-            [tile for image in images[i : i + BATCH] for tile in cut(image, n, overlap=overlap, whole=whole)]
-        )
-        for i in range(0, len(images), BATCH)
+        encode([tile for i in range(start, min(start + BATCH, len(images))) for tile in pieces_of(i)])
+        for start in range(0, len(images), BATCH)
     ]
     vectors = np.concatenate(parts).astype(np.float32) if parts else np.zeros((0, 1), np.float32)
     index = Index(vectors, offsets)  # refuses what must not be written
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            np.save(file, vectors, allow_pickle=False)
-        part.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(f".{os.getpid()}")
+            with part.open("wb") as file:
+                np.save(file, vectors, allow_pickle=False)
+            part.replace(path)
+        except OSError as error:
+            warnings.warn(f"{path}: the vectors could not be kept ({error})", stacklevel=2)
     return index

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from delivermem import benchmarks, experiments, runs
+from delivermem import benchmarks, experiments, retrieval, runs
 
 Kept = defaultdict[tuple[str, str], list[tuple[str, dict[str, Any]]]]
 """(condition, question id) -> where its lines stand, and the lines."""
@@ -57,7 +57,19 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
             yield f"{folder}: {now}; move that folder away and run again"
             return
         arms = {c.name: c for e in experiments.EXPERIMENTS.values() for c in e.conditions if c.name in here}
-        for plan in experiments.plan(data, list(arms.values()), identity, k=k, seed=seed):
+        memory_of = {question.id: question.memory for question in data.questions}
+        delivered = {}
+        for (arm, question), lines in kept.items():
+            if question not in memory_of or any(
+                name not in memory_of[question] for name in lines[-1][1]["delivered"]
+            ):
+                yield f"{lines[-1][0]}: {data.name} has no such question or delivered record; run again"
+            elif arm in arms and retrieval.BY_SIGHT & {arms[arm].ranker, data.ranker}:
+                delivered[arm, question] = lines[-1][1]["delivered"]
+        everything = experiments.plan(
+            data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered
+        )
+        for plan in everything:
             yield from _stale(plan, kept[plan.condition.name, plan.question.id])
 
 

@@ -159,8 +159,62 @@ def test_the_tag_in_the_text_leaves_the_pixels_untagged(name):
         scene.stored[i].tobytes() for i in range(len(prompt.slots))
     ]
     assert changed.preamble == prompt.preamble and changed.question == prompt.question
-    for item in changed.items:
-        assert item.lead == (f"{item.tag} " if item.tag else "")
+    named = [item.lead if name != "mini-memlens" else item.parts[0] for item in changed.items if item.tag]
+    assert named == [f"{item.tag} " for item in changed.items if item.tag] != []
+    spoken = [part for item in changed.items for part in item.parts if isinstance(part, str)]
+    before = [part for item in prompt.items for part in item.parts if isinstance(part, str)]
+    assert [part for part in spoken if part not in named] == before
+
+
+@settings(max_examples=20, deadline=None)
+@given(number=st.integers(0, 500), k=st.integers(1, 6), stamped=st.booleans())
+def test_reordered_pictures_are_the_same_under_the_same_tags_and_none_in_its_place(number, k, stamped):
+    decisions = Decisions(identity="stamp" if stamped else "none")
+    question, prompt = _prompt("mini-dmv-5", number, k, decisions)
+    changed = _put(prompt, question, "reordered", name="mini-dmv-5")
+    if changed is None:
+        assert len(prompt.slots) < 2
+        return
+    before, after = ([slot.record_id for slot in p.slots] for p in (prompt, changed))
+    assert sorted(after) == sorted(before) and all(a != b for a, b in zip(after, before, strict=True))
+    pixels = {slot.record_id: (slot.tag, slot.image.tobytes()) for slot in prompt.slots}
+    assert {slot.record_id: (slot.tag, slot.image.tobytes()) for slot in changed.slots} == pixels
+    assert changed.items == prompt.items and changed.question == prompt.question
+    assert "in their order" in prompt.preamble and "order.\n" not in changed.preamble.split("\n")[-2]
+    swapped = _put(changed, question, "blank", name="mini-dmv-5")
+    assert [(s.record_id, s.tag) for s in swapped.slots] == [(s.record_id, s.tag) for s in changed.slots]
+
+
+@pytest.fixture(scope="module")
+def processor():
+    from delivermem.reference import build
+
+    return build.processor()
+
+
+@pytest.mark.parametrize("control", [name for name in CONTROLS if name != "correct"])
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=3, deadline=None)
+@given(number=st.integers(0, 500))
+def test_a_control_leaves_the_processors_image_tokens_as_they_are(processor, control, name, number):
+    """By the processor's own count; and, but for the arms whose variable is text, every text token too."""
+    question, prompt = _prompt(name, number)
+    changed = _put(prompt, question, control, name=name)
+    if changed is None or not prompt.slots:
+        return
+    counted = []
+    for p in (prompt, changed):
+        found = processor.apply_chat_template(
+            [p.to_transformers()], tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+        )  # fmt: skip
+        ids = found["input_ids"][0]
+        image = ids == processor.image_token_id
+        grid = found["image_grid_thw"].prod(1).sum() // processor.image_processor.merge_size**2
+        assert image.sum() == grid
+        counted.append((int(image.sum()), len(p.slots), ids[~image].tolist()))
+    assert counted[0][:2] == counted[1][:2] and counted[0][0] > 0
+    if control in PICTURES:
+        assert counted[0][2] == counted[1][2]
 
 
 @settings(max_examples=20, deadline=None)

@@ -16,6 +16,7 @@ from delivermem.records import REFUSAL, Memory, Picture, Question, Record, Slot
 from delivermem.reference import build, corpus, shopping, siglip
 from delivermem.reference.muon import Muon
 from delivermem.reference.train import Trainer
+from delivermem.retrieval import rank
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +230,7 @@ def test_the_encoder_learns_goes_on_where_it_stopped_and_loads(tmp_path, monkeyp
     )
 
 
-def test_pictures_are_ranked_by_their_best_tile(monkeypatch):
+def test_pictures_are_ranked_by_their_best_tile(monkeypatch, tmp_path):
     """With an encoder that sees mean colours: a small red spot is found by tiles and lost in the whole."""
 
     class Colours:
@@ -243,6 +244,7 @@ def test_pictures_are_ranked_by_their_best_tile(monkeypatch):
             return np.array([[1.0, 0, 0] if "red" in text else [0, 0, 1.0] for text in texts], np.float32)
 
     monkeypatch.setattr(dense, "_encoder", Colours)
+    monkeypatch.setattr(dense, "data_dir", lambda: tmp_path)
     spot = Image.new("RGB", (96, 96), "green")
     spot.paste((255, 0, 0), (48, 48, 96, 96))
     half = Image.new("RGB", (96, 96), (140, 128, 0))
@@ -256,11 +258,17 @@ def test_pictures_are_ranked_by_their_best_tile(monkeypatch):
     question = Question("q", "red?", "", "", memory)
     assert [r.id for r in dense.rank(question, 9, "tiles")] == ["r0", "r1", "r2", "t"]
     assert [r.id for r in dense.rank(question, 1, "whole")] == ["r1"]
+    assert {r.id for r in rank("crops", question, 3, seed=2)} == {"r0", "r1", "r2"}
+    assert rank("crops", question, 4, seed=2) == rank("crops", question, 4, seed=2)
+    asked_for = Question("q", "red?", "", "", memory, gold=("r2",))
+    assert [r.id for r in rank("gold", asked_for, 2, beside_gold="tiles")] == ["r0", "r2"]
+    assert len([*(tmp_path / "cache" / "embeddings").glob("*.npy")]) == 5
 
 
 def test_what_a_view_shows_is_whole_in_it():
     views = siglip.Views(np.random.default_rng(0))
-    images, texts, true = views.batch(40)
+    images, texts, true, labels = views.batch(40)
     assert images.shape == (40, 3, siglip.SIDE, siglip.SIDE) and true.shape == (40, 40)
+    assert labels.shape == (40, siglip.PATCHES**2, 2) and 0.05 < (labels >= 0).float().mean() < 0.6
     assert set(true.unique().tolist()) == {-1.0, 1.0} and (true > 0).any(0).float().mean() > 0.5
     assert len({text.split()[0] for text in texts}) >= 2 and all(" " in text for text in texts)

@@ -29,7 +29,9 @@ def _question(texts, gold=(), text="Where is the harbor lamp?"):
 
 
 @settings(max_examples=60, deadline=None)
-@given(TEXTS, st.integers(1, 15), st.sampled_from(sorted(RANKERS)), st.randoms(use_true_random=False))
+@given(
+    TEXTS, st.integers(1, 15), st.sampled_from([*sorted(RANKERS), "gold"]), st.randoms(use_true_random=False)
+)
 def test_every_ranker_gives_the_same_k_distinct_records_whatever_the_stored_order(texts, k, ranker, random):
     question = _question(texts, gold=["r00"] if texts else [])
     found = [record.id for record in rank(ranker, question, k)]

@@ -48,10 +48,14 @@ def test_the_whole_comes_first_and_a_tiny_picture_is_whole_once():
 
 def test_random_crops_have_the_tiles_sizes_and_follow_the_seed():
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8))
-    grid, crops = tiles.cut(image, 3), tiles.random_crops(image, 3, seed=1)
+    grid, crops = tiles.cut(image, 3), tiles.cut(image, 3, seed=1)
     assert [crop.size for crop in crops] == [tile.size for tile in grid]
-    assert [c.tobytes() for c in crops] == [c.tobytes() for c in tiles.random_crops(image, 3, seed=1)]
-    assert [c.tobytes() for c in crops] != [c.tobytes() for c in tiles.random_crops(image, 3, seed=2)]
+    assert [c.tobytes() for c in crops] == [c.tobytes() for c in tiles.cut(image, 3, seed=1)]
+    assert [c.tobytes() for c in crops] != [c.tobytes() for c in tiles.cut(image, 3, seed=2)]
+    whole = tiles.cut(image, 3, whole=True, seed=1)
+    assert whole[0].size == image.size and [c.tobytes() for c in whole[1:]] == [c.tobytes() for c in crops]
+    tiny = Image.new("RGB", (20, 20))
+    assert [c.size for c in tiles.cut(tiny, 4, seed=1)] == [(20, 20)]
 
 
 def _index(rng, sizes, d=8, dtype=np.float32):

@@ -11,12 +11,16 @@ from delivermem.records import Layout, Memory, Question, repeated
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
-    """A named set of questions; `revision` is a content hash (embedded sets) or a pinned commit (hub sets)."""
+    """A named set of questions; `revision` is a content hash (embedded sets) or a pinned commit (hub sets).
+
+    `ranker` is what its memories are retrieved with, where retrieval is not itself the question.
+    """
 
     name: str
     revision: str
     questions: tuple[Question, ...]
     layout: Layout = "interleaved"
+    ranker: str = "bm25"
 
     def __post_init__(self) -> None:
         twice = repeated(question.id for question in self.questions)

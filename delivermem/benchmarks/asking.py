@@ -236,7 +236,7 @@ SORTS = {
     "colour": _sort("information_extraction", "pixels", _in_photo, "colour"),
     "place": _sort("information_extraction", "pixels", _in_photo, "place"),
     "count": _sort("information_extraction", "pixels", _in_photo, "count"),
-    "which": _sort("information_extraction", "pixels", _by_content, "which"),
+    "which": _sort("information_extraction", "pixels identity", _by_content, "which"),
     "bought": _sort("information_extraction", "text", _bought),
     "count_photos": _sort("multi_session_reasoning", "pixels", _count_photos),
     "more": _sort("multi_session_reasoning", "pixels", _two_photos, "more"),

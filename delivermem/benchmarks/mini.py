@@ -77,7 +77,9 @@ def dmv(sessions: int, seed: int = 0) -> Benchmark:
     for number in range(chains):
         rng = np.random.default_rng([seed, sessions, number])
         questions += _probes(rng, shop.chain(rng, products, sessions), f"c{number:02d}", probes)
-    return Benchmark(f"mini-dmv-{sessions}", _revision(questions), tuple(questions), layout="images-last")
+    return Benchmark(
+        f"mini-dmv-{sessions}", _revision(questions), tuple(questions), layout="images-last", ranker="tiles"
+    )
 
 
 def _probes(rng: np.random.Generator, visits: list[shop.Visit], name: str, number: int) -> Iterator[Question]:
@@ -103,7 +105,7 @@ def _probes(rng: np.random.Generator, visits: list[shop.Visit], name: str, numbe
             subtype=f"reach {reach}",
             time=asked_at,
             gold=(visit.id,),
-            needs=frozenset({"pixels"}),
+            needs=frozenset({"pixels", "identity"}),
             guess=PICK_ONE_GUESS,
         )
 

@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from delivermem.benchmarks import scenes, shop, world
 from delivermem.pictures import stamp
 from delivermem.records import REFUSAL
-from delivermem.reference import corpus, shopping
+from delivermem.reference import checkpoints, corpus, shopping
 from delivermem.reference.muon import Muon
 from delivermem.reference.network import Network
 
@@ -143,15 +142,7 @@ class Trainer(Network):
     # -- the run ----------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"net.{n}": t for n, t in self.net.state_dict().items() if n != "lm_head.weight"}
-        tensors["nothing"] = self.nothing.data
-        for i, optimizer in enumerate(self.optimizers):
-            for index, state in optimizer.state_dict()["state"].items():
-                tensors |= {f"optim.{i}.{index}.{n}": torch.as_tensor(value) for n, value in state.items()}
-        part = self.folder / "checkpoint.part"
-        save_file({n: t.detach().clone().contiguous() for n, t in tensors.items()}, part)
-        part.replace(self.folder / "checkpoint.safetensors")
         about = dict(
             step=self.step,
             stage=self.stage,
@@ -160,24 +151,17 @@ class Trainer(Network):
             seed=self.seed,
             rng=self.rng.bit_generator.state,
         )
-        (self.folder / "checkpoint.json").write_text(json.dumps(about))
+        tensors["nothing"] = self.nothing.data
+        checkpoints.save(self.folder / "checkpoint", tensors, self.optimizers, about)
 
     def resume(self, name: str = "checkpoint") -> bool:
         """Go on from the folder's checkpoint (or its `best`), if it has one."""
-        path = self.folder / f"{name}.safetensors"
-        if not path.exists():
+        found = checkpoints.load(self.folder / name, self.optimizers)
+        if found is None:
             return False
-        tensors, about = load_file(path), json.loads(path.with_suffix(".json").read_text())
-        net = {n[4:]: t for n, t in tensors.items() if n.startswith("net.")}
-        self.net.load_state_dict(net, strict=False)
-        self.nothing.data = tensors["nothing"]
-        for i, optimizer in enumerate(self.optimizers):
-            state: dict[int, dict[str, Tensor]] = defaultdict(dict)
-            for name, tensor in tensors.items():
-                if name.startswith(f"optim.{i}."):
-                    _, _, index, field = name.split(".", 3)
-                    state[int(index)][field] = tensor
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": dict(state)})
+        tensors, about = found
+        self.nothing.data = tensors.pop("nothing")
+        self.net.load_state_dict({name[4:]: tensor for name, tensor in tensors.items()}, strict=False)
         self.step, self.stage, self.spent, self.best = (about[n] for n in ("step", "stage", "spent", "best"))
         self.seed = about["seed"]
         self.rng.bit_generator.state = about["rng"]

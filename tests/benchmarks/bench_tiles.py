@@ -1,8 +1,10 @@
 """MaxSim over 4,695 pictures of 9 tiles x 768 beside one bare product of the same array: `python tests/benchmarks/bench_tiles.py`.
 
-Ratios within one run, the least of several in turn. Beside it the same work by a Python loop over pictures.
+Ratios within one run, the least of several in turn. Beside it the same work by a Python loop over pictures, and by a
+published late-interaction scorer (`pip install maxsim-cpu`), which must agree.
 """
 
+import importlib.util
 import itertools
 import time
 from collections.abc import Callable
@@ -31,6 +33,15 @@ def main() -> None:
         f"MaxSim, {QUERIES} queries, each": (lambda: index.scores(queries), QUERIES),
         "Python loop, one query": (loop, 1),
     }
+    if importlib.util.find_spec("maxsim_cpu"):
+        import maxsim_cpu
+
+        images = vectors.reshape(PICTURES, TILES, D)
+        work["maxsim-cpu, one query"] = (lambda: maxsim_cpu.maxsim_scores(queries[:1], images), 1)
+        published = maxsim_cpu.maxsim_scores(queries[:1], images)
+        assert np.allclose(published, index.scores(queries[:1])[0], atol=1e-4)
+    else:
+        print("maxsim-cpu is not installed; pip install maxsim-cpu to see it beside")
     least = dict.fromkeys(work, float("inf"))
     for _ in range(9):
         for name, (call, count) in work.items():
