@@ -1,4 +1,4 @@
-"""The command line: `delivermem run | status | figures | verify`."""
+"""The command line: `delivermem run | status | figures | ranks | verify`."""
 
 from __future__ import annotations
 
@@ -137,6 +137,17 @@ def figures(
             typer.echo(aside, err=True)
     try:
         notebooks.refresh_readme()
+    except (ValueError, OSError) as error:
+        _refuse(error)
+
+
+@app.command()
+def ranks() -> None:
+    """Rank the shop's frames by their cues under every way of cutting them, and keep the ranks in data/ranks."""
+    from delivermem import granularity
+
+    try:
+        _say(str(granularity.write()))
     except (ValueError, OSError) as error:
         _refuse(error)
 

@@ -34,14 +34,15 @@ def rank(question: Question, k: int, grid: str, *, seed: int = 0) -> list[Record
     order = [age(record) for record in owners]
     ranked: dict[str, None] = {}
     if owners:
-        query = _encoder().texts([question.text])[0]
+        query = encoder().texts([question.text])[0]
         ranked = dict.fromkeys(owners[i].id for i in index.rank(query, len(owners), order))
     rest = sorted((record for record in question.memory if not record.pictures), key=age)
     return [*(question.memory[name] for name in ranked), *rest][:k]
 
 
 @lru_cache(maxsize=1)
-def _encoder() -> Siglip:
+def encoder() -> Siglip:
+    """The encoder of pictures and queries, loaded once."""
     return Siglip(ENCODER)
 
 
@@ -56,13 +57,13 @@ def _built(images: Sequence[Image], n: int, whole: bool, seed: int | None) -> ti
     """Their vectors, kept under data/cache: what encodes them is most of a ranker's time."""
     if not images:
         return tiles.Index(np.zeros((0, 1), np.float32), [0])
-    encoder = _encoder()
+    found = encoder()
     return tiles.build(
         images,
         [pictures.content_hash(image) for image in images],
-        encoder.images,
+        found.images,
         n,
-        encoder=f"{encoder.name}@{encoder.revision}",
+        encoder=found.identity,
         whole=whole,
         seed=seed,
         folder=data_dir() / "cache" / "embeddings",
@@ -78,7 +79,7 @@ def ranks(
     the earlier image.
     """
     index = _built(images, n, whole, seed)
-    scores = np.round(index.scores(_encoder().texts(queries)).astype(float), tiles.DIGITS)
+    scores = np.round(index.scores(encoder().texts(queries)).astype(float), tiles.DIGITS)
     own = np.diag(scores)
     before = np.tril(np.ones(scores.shape, bool), -1)
     ahead = (scores > own[:, None]) | ((scores == own[:, None]) & before)
@@ -87,6 +88,5 @@ def ranks(
 
 def winner(image: Image, query: str, n: int) -> tuple[int, int, int, int]:
     """The tile of an n x n grid that is nearest to a query: (left, top, right, bottom) in pixels."""
-    encoder = _encoder()
-    scores = encoder.images(tiles.cut(image, n)) @ encoder.texts([query])[0]
+    scores = encoder().images(tiles.cut(image, n)) @ encoder().texts([query])[0]
     return tiles.boxes(image.size, n)[int(scores.argmax())]

@@ -28,6 +28,7 @@ class Siglip:
             )
         self.revision = str(identity(str(self.folder))["revision"])
         self.name = name
+        self.identity = f"{name}@{self.revision}"
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:

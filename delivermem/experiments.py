@@ -198,6 +198,10 @@ def run(
     if k < 1 or (limit is not None and limit < 1):
         raise ValueError(f"k={k}, limit={limit}: give 1 or more")
     about = dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
+    if retrieval.BY_SIGHT & {data.ranker, *(arm.ranker for arm in arms)}:
+        from delivermem import dense
+
+        about["encoder"] = dense.encoder().identity
     root = (outputs or runs.data_dir() / "outputs").resolve() / benchmark / backbone.name
     total, done, asked, clock = len(data.questions[:limit]) * len(arms), 0, 0, _Clock(say)
     with runs.Folder(root) as folder:

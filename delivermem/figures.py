@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from delivermem import canvas
 from delivermem.canvas import INK, PALETTE, bracket, record_numbers, save_figure, signed, style, styled
-from delivermem.control_figures import forest, granularity, tiles
+from delivermem.control_figures import adapter, forest, granularity, tiles, where
 from delivermem.panels import DIAMOND, SETTING, cells, check, panels, span, whisker
 from delivermem.prompt_figure import delivered
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "CONDITIONS", "KINDS", "PALETTE", "TERMS", "by_kind", "conditions", "decomposition", "delivered",
-    "failures", "forest", "granularity", "record_numbers", "save_figure", "style", "tiles",
+    "CONDITIONS", "KINDS", "PALETTE", "TERMS", "adapter", "by_kind", "conditions", "decomposition", "delivered",
+    "failures", "forest", "granularity", "record_numbers", "save_figure", "style", "tiles", "where",
 ]  # fmt: skip
 
 CONDITIONS = {

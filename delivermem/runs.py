@@ -161,7 +161,8 @@ class Folder:
             known = dict(json.loads(path.read_text()))
         except (ValueError, TypeError):
             raise RunError(f"{path}: unreadable; restore it, or move that folder away") from None
-        other = [name for name in about if canonical(known.get(name)) != canonical(about[name])]
+        new = {"encoder"} - known.keys()  # nothing here was retrieved by sight so far
+        other = [n for n in about.keys() - new if canonical(known.get(n)) != canonical(about[n])]
         if other:
             raise RunError(
                 f"{self.path}: it holds answers with another {other[0]}; give another --outputs, or move that folder away"
@@ -171,9 +172,10 @@ class Folder:
         """State what the folder holds: versions, commit, identity, and per condition its counts and SHA-256. Where no
         answer was asked for, what computed the ones at hand stays as it is stated."""
         path, source = self.path / "manifest.json", provenance()
-        if path.exists() and not asked:
+        if path.exists():
             known = json.loads(path.read_text())
-            source = {name: known[name] for name in known if name not in {*about, "conditions"}}
+            kept = {"encoder"} if asked else known.keys()
+            source |= {name: known[name] for name in known.keys() & kept - {*about, "conditions"}}
         conditions = {}
         for file in sorted(self.path.glob("*.jsonl")):
             lines = list(read(file))
@@ -269,7 +271,8 @@ def about(outputs: Path | None = None, *, benchmark: str | None = None) -> str:
         versions = ", ".join(f"{name} {m['versions'][name]}" for name in ("torch", "transformers"))
         lines.append(
             f"{m['backbone']['model']} ({m['backbone']['revision']}, {m['backbone']['dtype']}) on {m['benchmark']} "
-            f"{m['revision']}, K = {m['k']}; {versions}; code {m['commit'][:10]}{' + changes' if m['dirty'] else ''}"
+            f"{m['revision']}, K = {m['k']}{', retrieved by ' + m['encoder'] if 'encoder' in m else ''}; {versions}; "
+            f"code {m['commit'][:10]}{' + changes' if m['dirty'] else ''}"
         )
     return "\n".join(lines) or "no cached answers"
 

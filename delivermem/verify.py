@@ -59,13 +59,13 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
         arms = {c.name: c for e in experiments.EXPERIMENTS.values() for c in e.conditions if c.name in here}
         memory_of = {question.id: question.memory for question in data.questions}
         delivered = {}
-        for (arm, question), lines in kept.items():
+        for (arm, question), found in kept.items():
             if question not in memory_of or any(
-                name not in memory_of[question] for name in lines[-1][1]["delivered"]
+                name not in memory_of[question] for name in found[-1][1]["delivered"]
             ):
-                yield f"{lines[-1][0]}: {data.name} has no such question or delivered record; run again"
+                yield f"{found[-1][0]}: {data.name} has no such question or delivered record; run again"
             elif arm in arms and retrieval.BY_SIGHT & {arms[arm].ranker, data.ranker}:
-                delivered[arm, question] = lines[-1][1]["delivered"]
+                delivered[arm, question] = found[-1][1]["delivered"]
         everything = experiments.plan(
             data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered
         )

@@ -497,7 +497,7 @@ def _contrasts(
                 dict(
                     benchmark=benchmark, backbone=backbone, k=k, name=name, treated="full", control=name,
                     points=points, low=points - 3, high=points + 3, n=100 - i, clusters=40, fixed=30 - i,
-                    broken=10, p=0.01, p_cluster=0.02, left_out=i, p_holm=0.03, p_cluster_holm=0.04 + i / 10,
+                    broken=10, up=21 - i, down=4, p=0.01, p_cluster=0.02, left_out=i, p_holm=0.03, p_cluster_holm=0.04 + i / 10,
                 )
             )  # fmt: skip
     return pd.DataFrame(rows)
@@ -519,12 +519,79 @@ def test_a_forest_shows_every_contrast_where_it_lies_and_in_the_order_of_its_lab
             assert dots == {"one": 20.0, "two": 10.0, "none at all": 0.0}
         said = face(fig)
         assert "98 to 100 questions in 40 chains (0 to 2 left out)" in said and "0.24" in said
-        assert "30 / 10" in said and "+20.0 [+17.0, +23.0]" in said
+        assert "30 / 10" in said and "21 / 4" in said and "+20.0 [+17.0, +23.0]" in said
+        assert "p, by chain" in said and "p, by conversation" in said
         assert second.get_xlabel() == "points lost (percentage points)"
         low, high = second.get_xlim()
         assert low < -3 and high > 23
     with pytest.raises(ValueError, match="no label for none at all"):
         figures.forest(table, {"one": "1", "two": "2"}, xlabel="x")
+
+
+def test_a_forest_quotes_the_paper_apart_and_only_what_it_states():
+    labels = {"one": "the first", "two": "the second", "none at all": "nothing"}
+    stated = {"one": "delivery_term", "two": "binding"}
+    paper = published.paper()
+    fig = figures.forest(_contrasts(), labels, xlabel="points", paper=paper, stated=stated)
+    *_, quoted = fig.axes
+    assert len(fig.axes) == 3 and [t.get_text() for t in quoted.get_yticklabels()] == [
+        "the first",
+        "the second",
+    ]
+    marks = {
+        line.get_label(): (line.get_xdata()[0], line.get_marker())
+        for line in quoted.lines
+        if line.get_label()[0] != "_"
+    }
+    assert marks == {"paper delivery_term": (13.87, "D"), "paper binding": (6.36, "D")}
+    assert "not measured here" in quoted.get_title(loc="left") and "173" in quoted.get_title(loc="left")
+    assert not any(line.get_marker() == "o" for line in quoted.lines)
+    assert_readable(fig)
+
+
+def _map(found=None):
+    rows = []
+    for i, (benchmark, subtype) in enumerate(
+        [("mini-memlens", "which"), ("mini-memlens", "when"), ("mini-dmv-10", "reach 1")]
+    ):
+        for j, name in enumerate(("D1", "D2")):
+            if (i, j) != (2, 1):
+                rows.append(
+                    dict(benchmark=benchmark, subtype=subtype, name=name, points=100.0 * (i == j), helps=i == j,
+                         fails="" if i == j else "ii,iii")
+                )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_map_says_what_each_decision_is_worth_and_why_not():
+    fig = figures.where(_map(), {"D2": "tags", "D1": "pixels", "D3": "dates"})
+    ax = fig.axes[0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["tags", "pixels"]
+    assert [t.get_text().split(" ")[0] for t in ax.get_yticklabels()] == ["which", "when", "reach"]
+    written = {(int(t.get_position()[0]), int(t.get_position()[1])): t.get_text() for t in ax.texts}
+    assert written == {
+        (0, 0): "0  ii iii",
+        (1, 0): "+100",
+        (0, 1): "+100",
+        (1, 1): "0  ii iii",
+        (1, 2): "0  ii iii",
+    }
+    assert_readable(fig)
+    with pytest.raises(ValueError, match="one row per"):
+        figures.where(pd.concat([_map(), _map()]), {"D1": "pixels"})
+
+
+def test_the_adapters_frame_shows_cue_and_tile_where_they_are():
+    frame = Image.fromarray(np.random.default_rng(0).integers(0, 255, (128, 128, 3), dtype=np.uint8))
+    fig = figures.adapter(
+        frame, (90, 10, 118, 40), (55, 0, 128, 73), asked="Which?", whole=57, best=1, among=240
+    )
+    first, second, third = fig.axes
+    assert [p.get_bbox().bounds for p in first.patches] == [(89.5, 9.5, 28, 30)]
+    assert [p.get_bbox().bounds for p in second.patches] == [(89.5, 9.5, 28, 30), (54.5, -0.5, 73, 73)]
+    assert np.array_equal(np.asarray(third.images[0].get_array()), np.asarray(frame)[:73, 55:])
+    assert "57 of 240" in face(fig) and "1 of 240" in face(fig) and "Which?" in face(fig)
+    assert_readable(fig)
 
 
 def test_tiles_show_each_picture_under_its_name():

@@ -234,7 +234,7 @@ def test_pictures_are_ranked_by_their_best_tile(monkeypatch, tmp_path):
     """With an encoder that sees mean colours: a small red spot is found by tiles and lost in the whole."""
 
     class Colours:
-        name, revision = "colours", "1"
+        identity = "colours@1"
 
         def images(self, images):
             means = np.stack([np.asarray(image, np.float32).mean((0, 1)) for image in images])
@@ -243,7 +243,7 @@ def test_pictures_are_ranked_by_their_best_tile(monkeypatch, tmp_path):
         def texts(self, texts):
             return np.array([[1.0, 0, 0] if "red" in text else [0, 0, 1.0] for text in texts], np.float32)
 
-    monkeypatch.setattr(dense, "_encoder", Colours)
+    monkeypatch.setattr(dense, "encoder", Colours)
     monkeypatch.setattr(dense, "data_dir", lambda: tmp_path)
     spot = Image.new("RGB", (96, 96), "green")
     spot.paste((255, 0, 0), (48, 48, 96, 96))

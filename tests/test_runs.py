@@ -12,11 +12,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivermem import benchmarks, experiments, runs
+from delivermem import benchmarks, dense, experiments, runs
 from delivermem.benchmarks import Benchmark
 from delivermem.delivery import deliver
 from delivermem.records import REFUSAL, Answer, Picture, Record, Verdict
@@ -28,7 +29,7 @@ class Fake:
 
     def __init__(self, name="fake", fail=()):
         self.name, self.asked, self.fail = name, [], set(fail)
-        self.identity = dict(model=name, dtype="float32", generation={"temperature": 0})
+        self.identity = dict(model=name, revision="1", dtype="float32", generation={"temperature": 0})
 
     def answer(self, prompts):
         for i in reversed(range(len(prompts))):
@@ -106,6 +107,54 @@ def test_another_model_k_or_seed_is_not_mixed_in_and_loses_nothing(tmp_path, sma
             )  # fmt: skip
     assert not changed.asked
     assert {path.name: path.read_bytes() for path in (tmp_path / "small/fake").iterdir()} == before
+
+
+class Eye:
+    """An encoder whose vectors are mean colours."""
+
+    def __init__(self, identity="eye@1"):
+        self.identity = identity
+
+    def images(self, images):
+        means = np.stack([np.asarray(image, np.float32).mean((0, 1)) for image in images])
+        return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+    def texts(self, texts):
+        return np.tile(np.float32([0.6, 0.8, 0]), (len(texts), 1))
+
+
+def test_what_retrieved_by_sight_is_stated_and_not_mixed_and_verify_ranks_nothing(
+    tmp_path, small_benchmark, monkeypatch
+):
+    monkeypatch.setattr(dense, "data_dir", lambda: tmp_path / "data")
+
+    def adapter(identity, benchmark="small", experiment="adapter"):
+        monkeypatch.setattr(dense, "encoder", lambda: Eye(identity))
+        dense._index.cache_clear()
+        return experiments.run(
+            experiment, benchmark=benchmark, backbone=Fake(), outputs=tmp_path / "o", say=str, k=2
+        )
+
+    def stated():
+        return json.loads((tmp_path / "o/small/fake/manifest.json").read_text()).get("encoder")
+
+    adapter("eye@1", experiment="decomposition")
+    assert stated() is None and adapter("eye@1") > 0 and stated() == "eye@1"
+    adapter("eye@2", experiment="decomposition")
+    assert stated() == "eye@1" and "retrieved by eye@1" in runs.about(tmp_path / "o")
+    with pytest.raises(runs.RunError, match="another encoder"):
+        adapter("eye@2")
+    monkeypatch.setattr(dense, "encoder", lambda: pytest.fail("nothing is ranked by sight to verify"))
+    dense._index.cache_clear()
+    assert verify(tmp_path / "o") == []
+    path = tmp_path / "o/small/fake/tiles-full.jsonl"
+    text = path.read_text()
+    first = json.loads(text.splitlines()[0])
+    swapped = json.dumps(first["delivered"][::-1])
+    path.write_text(text.replace(json.dumps(first["delivered"]), swapped, 1))
+    assert any("built differently" in problem for problem in verify(tmp_path / "o"))
+    path.write_text(text.replace(json.dumps(first["delivered"]), '["elsewhere"]', 1))
+    assert any("no such question or delivered record" in problem for problem in verify(tmp_path / "o"))
 
 
 def test_a_failure_never_takes_the_place_of_an_answer(tmp_path, small_benchmark):

@@ -65,18 +65,23 @@ def _conversation(seed: int, number: int) -> Iterator[Question]:
         )
 
 
+def products(seed: int = 0) -> tuple[shop.Product, ...]:
+    """The embedded shop's catalogue, which chains of every length share."""
+    return shop.catalogue(np.random.default_rng([seed, 0]), for_benchmark=True)
+
+
 def dmv(sessions: int, seed: int = 0) -> Benchmark:
     """Chains of `sessions` sessions in one shop, and probes for products seen at every reach, in DMV-Bench's layout.
 
     A chain is one memory, probed after its last session; reach is how many sessions lie between. Every probed product
     is visited once; where products are few, a reach has several. Source: DMV-Bench (arXiv 2606.27499), its task spine.
     """
-    products = shop.catalogue(np.random.default_rng([seed, 0]), for_benchmark=True)
+    stock = products(seed)
     chains, probes = CHAINS[sessions]
     questions: list[Question] = []
     for number in range(chains):
         rng = np.random.default_rng([seed, sessions, number])
-        questions += _probes(rng, shop.chain(rng, products, sessions), f"c{number:02d}", probes)
+        questions += _probes(rng, shop.chain(rng, stock, sessions), f"c{number:02d}", probes)
     return Benchmark(
         f"mini-dmv-{sessions}", _revision(questions), tuple(questions), layout="images-last", ranker="tiles"
     )

@@ -80,7 +80,9 @@ the 8B model takes (processor, chat template, image tokens, `generate`). Nothing
 - **Training**: {trainer.step:,} steps in {trainer.spent:.0f} minutes, seed {trainer.seed}, float32; stages of K (delivered messages):
   {ks}. Beside the answers, training used hints: what an image token shows, which
   earlier tokens a token should attend to, and which words it should then hold. Code: `delivermem/reference/`; weights are stored in bfloat16.
-- **Use**: `AutoModelForImageTextToText.from_pretrained`, `delivermem.processors.StillQwen3VLProcessor`.
+- **Use**: `delivermem.backbones.load("tiny-qwen3-vl").answer([prompt])`; by hand, the folder loads with
+  `transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype="float32")` and its processor with
+  `delivermem.processors.StillQwen3VLProcessor.from_pretrained(folder)` (`AutoProcessor` looks for a video branch).
 
 ## Accuracy on fresh scenes
 

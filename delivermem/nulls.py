@@ -1,0 +1,70 @@
+"""Where each decision helps and, where it does not, which of three conditions fails.
+
+A decision helps where (i) the information survives storage and reaches the model, (ii) the question needs the property
+that the decision supplies, and (iii) the delivered context does not already carry it. All three are read off the data:
+(i) fails where even the full arm is not above guessing, (ii) where the question's `needs` lack the property, (iii) where
+the control arm, without it, is above guessing.
+Source: "Retrieved but Not Delivered" (arXiv 2609.32590), where each decision helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from delivermem import stats
+from delivermem.records import Question
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONDITIONS = {"i": "reaches the model", "ii": "is needed", "iii": "is not carried already"}
+UNEXPLAINED = "?"
+
+
+def needs(questions: Iterable[Question]) -> dict[str, frozenset[str]]:
+    """Sort of question (`subtype`) -> the channels that it needs."""
+    return {question.subtype: question.needs for question in questions}
+
+
+def where(
+    table: pd.DataFrame,
+    pairs: Mapping[str, tuple[str, str]],
+    supplies: Mapping[str, str],
+    needs: Mapping[str, frozenset[str]],
+    *,
+    seed: int,
+    resamples: int = 2_000,
+) -> pd.DataFrame:
+    """One row per benchmark, backbone, K, kind, sort of question and name: what the decision is worth there.
+
+    pairs: name -> (treated, control), as of `stats.contrasts`; supplies: name -> the need that the decision meets;
+    needs: sort -> its needs. Columns beside the contrast's: full, without (accuracy of the two arms, percent), guess
+    (percent), helps (the interval lies above zero), and fails: the conditions that fail where it does not help, by
+    comma, or UNEXPLAINED. Answerable questions alone. Intervals here are each its own, not adjusted for their number.
+    """
+    import pandas as pd
+
+    rows = []
+    answerable = table[table["kind"] != "answer_refusal"]
+    by = [*stats.SETTING, "kind", "subtype"]
+    for key, part in answerable.groupby(by, sort=True):
+        cell = dict(zip(by, key, strict=True))
+        found = stats.contrasts(part, pairs, seed=seed, resamples=resamples).to_dict("records")
+        levels = stats.accuracy(part, (*by, "condition"), seed=seed, resamples=resamples)
+        level = {row["condition"]: row for row in levels.to_dict("records")}
+        guess = 100 * float(part["guess"].mean())
+        for row in found:
+            full, without = level[row["treated"]], level[row["control"]]
+            failing = []
+            if not full["low"] > guess:
+                failing.append("i")
+            if supplies[row["name"]] not in needs[cell["subtype"]]:
+                failing.append("ii")
+            if without["low"] > guess:
+                failing.append("iii")
+            helps = row["low"] > 0
+            said = "" if helps else ",".join(failing) or UNEXPLAINED
+            levels_here = {"full": full["estimate"], "without": without["estimate"], "guess": guess}
+            rows.append(cell | row | levels_here | {"helps": helps, "fails": said})
+    return pd.DataFrame(rows)
