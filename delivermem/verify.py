@@ -60,12 +60,12 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
         memory_of = {question.id: question.memory for question in data.questions}
         delivered = {}
         for (arm, question), found in kept.items():
-            if question not in memory_of or any(
-                name not in memory_of[question] for name in found[-1][1]["delivered"]
-            ):
-                yield f"{found[-1][0]}: {data.name} has no such question or delivered record; run again"
-            elif arm in arms and retrieval.BY_SIGHT & {arms[arm].ranker, data.ranker}:
-                delivered[arm, question] = found[-1][1]["delivered"]
+            where, ids = found[-1][0], found[-1][1]["delivered"]
+            if question not in memory_of or any(name not in memory_of[question] for name in ids):
+                yield f"{where}: {data.name} has no such question or delivered record; run again"
+                ids = []
+            if arm in arms and retrieval.BY_SIGHT & {arms[arm].ranker, data.ranker}:
+                delivered[arm, question] = ids
         everything = experiments.plan(
             data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered
         )
