@@ -129,9 +129,13 @@ def where(found: pd.DataFrame, labels: Mapping[str, str]) -> Figure:
                 x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=7, color="white" if dark else INK
             )
     ax.set_facecolor("#EDEDED")
-    ax.set_xticks([i + 0.5 for i in range(len(names))], [labels[name] for name in names], rotation=0)
+    column = 4.8 / len(names)
+    ax.set_xticks(
+        [i + 0.5 for i in range(len(names))], [canvas.wrap(labels[n], column, 7) for n in names], rotation=0
+    )
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
+    ax.tick_params(axis="x", labelsize=7)
     ax.set_yticks(
         [i + 0.5 for i in range(len(rows))], [f"{subtype} · {b}" for b, subtype in rows], rotation=0
     )

@@ -9,9 +9,11 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-THRESHOLD, LEAST = 60, 0.002
-"""Levels of 255 by which a channel must differ, and the least share of the picture that a region must have: above what
-a second encoding (JPEG, quality 80) does at sharp edges, below any cue."""
+STRONG, MEAN = 40, 25
+"""Levels of 255 by which a channel of a pixel must differ, and the mean of its 3 x 3 neighbourhood in the core of a
+region: a second encoding (JPEG, quality 80) differs as much at sharp edges, but there its errors cancel."""
+LEAST = 0.002
+"""The least share of the picture that the core of a region must have."""
 
 
 class Cue(NamedTuple):
@@ -21,11 +23,11 @@ class Cue(NamedTuple):
     share: float
 
 
-def locate(picture: Image, original: Image, *, threshold: int = THRESHOLD) -> Cue | None:
-    """The largest connected region (8 neighbours) where the two differ by more than `threshold`, small gaps closed;
-    None where no region has the share LEAST. Raises ValueError for pictures of different sizes.
+def locate(picture: Image, original: Image) -> Cue | None:
+    """The largest connected region (8 neighbours) where the two differ, small gaps closed; None where there is none.
 
-    Source: how the paper's page locates the cue of a DMV-Bench frame, by differencing it against its uncued original.
+    Raises ValueError for pictures of different sizes. Source: how the paper's page locates the cue of a DMV-Bench frame,
+    by differencing it against its uncued original.
     """
     from scipy import ndimage
 
@@ -33,13 +35,18 @@ def locate(picture: Image, original: Image, *, threshold: int = THRESHOLD) -> Cu
         raise ValueError(
             f"a picture of {picture.size} can't be differenced against one of {original.size}; give its original"
         )
-    a, b = (np.asarray(image.convert("RGB"), np.int16) for image in (picture, original))
+    a, b = (np.asarray(image.convert("RGB"), np.float32) for image in (picture, original))
+    strong = np.abs(a - b).max(2) > STRONG
+    sure = np.abs(ndimage.uniform_filter(a - b, (3, 3, 1))).max(2) > MEAN
     square = np.ones((3, 3), bool)
-    changed = np.pad(np.abs(a - b).max(2) > threshold, 2)
-    changed = ndimage.binary_closing(changed, square)[2:-2, 2:-2]
+    cores, _ = ndimage.label(sure, square)
+    large = np.bincount(cores.ravel()) >= LEAST * sure.size
+    large[0] = False
+    changed = ndimage.binary_propagation(strong & large[cores], square, mask=strong)
+    changed = ndimage.binary_closing(np.pad(changed, 2), square)[2:-2, 2:-2]
     regions, count = ndimage.label(changed, square)
     sizes = np.bincount(regions.ravel())[1:]
-    if not count or sizes.max() < LEAST * changed.size:
+    if not count:
         return None
     rows, columns = ndimage.find_objects(regions)[int(sizes.argmax())]
     box = (int(columns.start), int(rows.start), int(columns.stop), int(rows.stop))

@@ -40,7 +40,7 @@ def where(
 
     pairs: name -> (treated, control), as of `stats.contrasts`; supplies: name -> the need that the decision meets;
     needs: sort -> its needs. Columns beside the contrast's: full, without (accuracy of the two arms, percent), guess
-    (percent), helps (the interval lies above zero), and fails: the conditions that fail where it does not help, by
+    (percent), needed (condition ii), helps (the interval lies above zero), and fails: the conditions that fail where it does not help, by
     comma, or UNEXPLAINED. Answerable questions alone. Intervals here are each its own, not adjusted for their number.
     """
     import pandas as pd
@@ -59,12 +59,13 @@ def where(
             failing = []
             if not full["low"] > guess:
                 failing.append("i")
-            if supplies[row["name"]] not in needs[cell["subtype"]]:
+            needed = supplies[row["name"]] in needs[cell["subtype"]]
+            if not needed:
                 failing.append("ii")
             if without["low"] > guess:
                 failing.append("iii")
             helps = row["low"] > 0
             said = "" if helps else ",".join(failing) or UNEXPLAINED
             levels_here = {"full": full["estimate"], "without": without["estimate"], "guess": guess}
-            rows.append(cell | row | levels_here | {"helps": helps, "fails": said})
+            rows.append(cell | row | levels_here | {"needed": needed, "helps": helps, "fails": said})
     return pd.DataFrame(rows)

@@ -43,6 +43,7 @@ def test_each_failing_condition_is_named_where_it_alone_fails():
     assert found.loc[("told", "D1"), "fails"] == "iii"
     assert found.loc[("sees", "D3"), "fails"] == "ii,iii"
     assert found.loc[("sees", "D1"), ["full", "without", "points"]].tolist() == [100, 0, 100]
+    assert found.needed.to_dict() == {(sort, d): SUPPLIES[d] in NEEDS[sort] for sort in NEEDS for d in PAIRS}
     assert found.guess.round(9).eq(20).all()
 
 
