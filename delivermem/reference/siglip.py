@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import AutoTokenizer, SiglipConfig, SiglipModel, SiglipProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from delivermem import tiles
+from delivermem import dense, tiles
 from delivermem.benchmarks import scenes, shop
 from delivermem.benchmarks.world import indefinite
 from delivermem.reference import checkpoints
@@ -223,11 +223,9 @@ def train(folder: Path, *, minutes: float, seed: int, every: float = 2.0) -> Sig
     return net
 
 
-def _card(name: str, about: dict[str, Any], net: SiglipModel) -> str:
+def _card(about: dict[str, Any], net: SiglipModel) -> str:
     """What was trained, on what, for how long, and how it retrieves fresh frames of the training half."""
-    from delivermem import dense
-
-    products = shop.catalogue(np.random.default_rng(777_000), for_benchmark=False)
+    products = shop.catalogue(np.random.default_rng(778_000), for_benchmark=False)
     frames, asked = [p.photo for p in products], [shop.probe(*p.cue[:2]) for p in products]
     rows = []
     for n in (1, 2, 3, 4):
@@ -237,15 +235,17 @@ def _card(name: str, about: dict[str, Any], net: SiglipModel) -> str:
             f"| {'whole image' if n == 1 else f'whole and {n} x {n}'} | {shares} | {(1 / ranks).mean():.2f} |"
         )
     count = sum(p.numel() for p in net.parameters())
-    return f"""# {name}
+    return f"""# {dense.ENCODER}
 
 An instrument, not a result: a {count / 1e6:.1f} million parameter model of the real `SiglipModel` class, trained from
 scratch so that pictures can be retrieved anywhere, on a CPU.
 
 - **Data**: photographs, frames of the shop and tiles of frames, of the training half of the world, with words for the
   small things that are whole in them; SigLIP's sigmoid loss, batches of {BATCH}.
-- **Training**: {about["step"]:,} steps in {about["spent"]:.0f} minutes, seed {about["seed"]}, float32; weights are stored in bfloat16.
-  Code: `delivermem/reference/siglip.py`.
+- **Training**: {about["step"]:,} steps in {about["spent"]:.0f} minutes, seed {about["seed"]}, float32; beside the
+  loss of pairs, each patch names the object and colour under its middle. Weights are stored in bfloat16. Code:
+  `delivermem/reference/siglip.py`.
+- **Use**: `delivermem.encoders.Siglip("tiny-siglip")`, or `transformers.AutoModel.from_pretrained(folder)`.
 
 Recall (%) of {len(frames)} frames by their cue, among all of them; frames drawn after every choice had been made:
 
@@ -260,16 +260,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where checkpoints go")
-    parser.add_argument("--minutes", type=float, default=12.0, help="training time in all")
+    parser.add_argument("--minutes", type=float, default=45.0, help="training time in all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--export", type=Path, help="where the trained model and its card go")
+    parser.add_argument(
+        "--export", action="store_true", help="put the trained model and its card into data/models"
+    )
     options = parser.parse_args(arguments)
     net = train(options.folder, minutes=options.minutes, seed=options.seed)
     if options.export:
-        net.eval().to(torch.bfloat16).save_pretrained(options.export)
-        processor().save_pretrained(options.export)
+        target = data_dir() / "models" / dense.ENCODER
+        net.eval().to(torch.bfloat16).save_pretrained(target)
+        processor().save_pretrained(target)
         about = json.loads((options.folder / "siglip.json").read_text())
-        (options.export / "README.md").write_text(_card(options.export.name, about, net))
+        (target / "README.md").write_text(_card(about, net))
 
 
 if __name__ == "__main__":
