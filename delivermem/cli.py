@@ -117,7 +117,9 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 @app.command()
 def figures(
-    numbers: Annotated[list[str] | None, typer.Argument(help="Notebook numbers; default: all.")] = None,
+    numbers: Annotated[
+        list[str] | None, typer.Argument(help="Notebook numbers; default: all below 90.")
+    ] = None,
 ) -> None:
     """Execute the notebooks from the cached answers: figures, tables and numbers anew."""
     from delivermem import notebooks
