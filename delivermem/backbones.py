@@ -209,7 +209,8 @@ class TransformersBackbone:
         if self._loaded is None:
             import torch
             import transformers
-            from transformers.utils import logging
+
+            from delivermem.loading import plainly
 
             where = dict(revision=self._revision) if self._revision else {}
             kind: Any = transformers.AutoProcessor
@@ -220,17 +221,14 @@ class TransformersBackbone:
             # One way to resize on every machine: with torchvision at hand pixels would differ slightly.
             images = transformers.AutoImageProcessor.from_pretrained(self._source, backend="pil", **where)
             processor.image_processor = images
-            bars = logging.is_progress_bar_enabled()
-            logging.disable_progress_bar()  # a saved notebook can't hold them
-            model = transformers.AutoModelForImageTextToText.from_pretrained(
-                self._source,
-                **where,
-                dtype=getattr(torch, self.identity["dtype"]),
-                attn_implementation="sdpa",
-                device_map="auto" if self.device == "auto" else None,
-            )
-            if bars:
-                logging.enable_progress_bar()
+            with plainly():
+                model = transformers.AutoModelForImageTextToText.from_pretrained(
+                    self._source,
+                    **where,
+                    dtype=getattr(torch, self.identity["dtype"]),
+                    attn_implementation="sdpa",
+                    device_map="auto" if self.device == "auto" else None,
+                )
             model = model if self.device == "auto" else model.to(_device(self.device))
             shipped, tokens = model.generation_config, processor.tokenizer
             end = tokens.eos_token_id if shipped.eos_token_id is None else shipped.eos_token_id

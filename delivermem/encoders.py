@@ -35,11 +35,15 @@ class Siglip:
         """(processor, model in evaluation mode), images resized by Pillow."""
         import transformers
 
-        processor = transformers.AutoProcessor.from_pretrained(self.folder)
-        processor.image_processor = transformers.AutoImageProcessor.from_pretrained(
-            self.folder, backend="pil"
-        )
-        return processor, transformers.AutoModel.from_pretrained(self.folder, dtype="float32").eval()
+        from delivermem.loading import plainly
+
+        with plainly():
+            processor = transformers.AutoProcessor.from_pretrained(self.folder)
+            processor.image_processor = transformers.AutoImageProcessor.from_pretrained(
+                self.folder, backend="pil"
+            )
+            model = transformers.AutoModel.from_pretrained(self.folder, dtype="float32").eval()
+        return processor, model
 
     def images(self, images: Sequence[Image]) -> np.ndarray:
         """(n, d): one vector a picture, whatever its size."""
