@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from delivermem import canvas
 from delivermem.canvas import INK, MINUS, PALETTE, bracket, signed, styled
-from delivermem.panels import DIAMOND, cells, check, panels, whisker
+from delivermem.nulls import CONDITIONS
+from delivermem.panels import DIAMOND, SETTING, cells, check, panels, span, whisker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,15 +105,15 @@ def where(found: pd.DataFrame, labels: Mapping[str, str]) -> Figure:
     found: from `nulls.where`, of one backbone. Rows are sorts of questions by benchmark, columns the names in the order
     of `labels`. A cell without an effect bears the conditions that fail; an empty one has no such arm.
     """
-    check(found, "benchmark", "subtype", "name", "points", "helps", "fails")
+    check(found, *SETTING, "subtype", "name", "points", "n", "helps", "fails")
     names = [name for name in labels if name in set(found["name"])]
     rows = list(dict.fromkeys(zip(found["benchmark"], found["subtype"], strict=True)))
     table = found.set_index(["benchmark", "subtype", "name"])
-    if table.index.has_duplicates:
+    if table.index.has_duplicates or found["backbone"].nunique() > 1:
         raise ValueError("the table must have one row per benchmark, subtype and name; select one backbone")
     points, said = table["points"].unstack("name"), table["fails"].unstack("name")
     points, said = points.loc[rows, names], said.loc[rows, names]
-    fig = canvas.figure(1.35 + 0.27 * len(rows))
+    fig = canvas.figure(1.75 + 0.27 * len(rows))
     ax = fig.subplots()
     mesh = ax.pcolormesh(points, cmap="RdBu", vmin=-100, vmax=100, edgecolors="white", linewidth=0.6)
     fig.colorbar(mesh, ax=ax, pad=0.02, ticks=[-100, -50, 0, 50, 100], label="points against the control")
@@ -136,11 +137,20 @@ def where(found: pd.DataFrame, labels: Mapping[str, str]) -> Figure:
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     ax.tick_params(axis="x", labelsize=7)
-    ax.set_yticks(
-        [i + 0.5 for i in range(len(rows))], [f"{subtype} · {b}" for b, subtype in rows], rotation=0
+    count = found.groupby(["benchmark", "subtype"])["n"]
+    first = {row[0]: row for row in reversed(rows)}
+    ticks = [
+        (f"{b} · " if first[b] == (b, sort) else "") + f"{sort}, n = {span(count.get_group((b, sort)))}"
+        for b, sort in rows
+    ]
+    ax.set_yticks([i + 0.5 for i in range(len(rows))], ticks)
+    settings = found[[*SETTING]].drop_duplicates()
+    who = ", ".join(f"{b} (K = {k})" for b, k in zip(settings["benchmark"], settings["k"], strict=True))
+    fig.suptitle(
+        canvas.wrap(f"{found['backbone'].iloc[0]} on {who}", 6.8, 8, bold=True), fontsize=8, fontweight="bold"
     )
-    ax.set_xlabel("")
-    ax.set_ylabel("")
+    fails = "; ".join(f"{key}: the information {said}" for key, said in CONDITIONS.items())
+    fig.supxlabel(canvas.wrap(f"a condition that fails: {fails}; ?: none found", 6.8, 7), fontsize=7)
     return fig
 
 
@@ -154,11 +164,12 @@ def adapter(
     whole: int,
     best: int,
     among: int,
+    encoder: str,
 ) -> Figure:
     """One picture whose rank the tiles change: with its cue boxed, with the winning tile drawn, and that tile alone.
 
     cue, tile: (left, top, right, bottom) in pixels. whole, best: its rank among that many, by the whole picture and by
-    its best tile.
+    its best tile; encoder: what ranked it.
     """
     from matplotlib.patches import Rectangle
 
@@ -180,7 +191,7 @@ def adapter(
         ax.add_patch(
             Rectangle(corner, right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.6)
         )
-    fig.suptitle(canvas.wrap(asked, canvas.WIDTH - 0.4, 8), fontsize=8)
+    fig.suptitle(canvas.wrap(f"{encoder}: {asked}", canvas.WIDTH - 0.4, 8), fontsize=8)
     return fig
 
 
@@ -201,10 +212,10 @@ def tiles(images: Mapping[str, Image], *, per_row: int = 4) -> Figure:
 
 
 @styled
-def granularity(found: pd.DataFrame) -> Figure:
+def granularity(found: pd.DataFrame, *, encoder: str) -> Figure:
     """Recall@1 against tiles a side, a line a way of cutting, with intervals.
 
-    found: cut, n (tiles a side), estimate, low, high (percent), frames.
+    found: from `stats.recall_at_1` (cut, n tiles a side, estimate, low, high in percent, frames). encoder: its name.
     """
     if found.empty:
         raise ValueError("no ranks to show")
@@ -213,12 +224,14 @@ def granularity(found: pd.DataFrame) -> Figure:
     colours = [PALETTE[name] for name in ("pixels", "retrieval", "gap", "text")]
     for (cut, part), colour in zip(found.groupby("cut", sort=False), colours, strict=False):
         rows = part.sort_values("n")
-        ax.vlines(rows["n"], rows["low"], rows["high"], color=colour, linewidth=1.2)
-        ax.plot(rows["n"], rows["estimate"], "o-", color=colour, label=str(cut))
+        ax.vlines(rows["n"], rows["low"], rows["high"], color=colour, linewidth=1.2, clip_on=False)
+        ax.plot(rows["n"], rows["estimate"], "o-", color=colour, label=str(cut), clip_on=False)
     ax.set_xticks(sorted(set(found["n"])), [f"{n} x {n}" for n in sorted(set(found["n"]))])
     ax.set_xlabel("tiles")
     ax.set_ylabel("Recall@1 (% of frames)")
     ax.set_ylim(0, 100)
-    ax.set_title(f"{found['frames'].iloc[0]} frames, one cue each")
+    ax.set_title(
+        canvas.wrap(f"{encoder}, n = {found['frames'].iloc[0]} frames, one cue each", 5.0, 8, bold=True)
+    )
     ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1))
     return fig

@@ -18,7 +18,8 @@ from delivermem.records import Question
 if TYPE_CHECKING:
     import pandas as pd
 
-CONDITIONS = {"i": "reaches the model", "ii": "is needed", "iii": "is not carried already"}
+CONDITIONS = {"i": "does not reach the model", "ii": "is not needed", "iii": "is carried already"}
+"""What it means that a condition fails: the information ..."""
 UNEXPLAINED = "?"
 
 

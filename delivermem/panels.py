@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,9 @@ def panels(table: pd.DataFrame, *needed: str, labels: float = 1.9) -> Iterator[t
     """(caption, rows) per benchmark, backbone and K in the order of their names. labels: inches left of the axes."""
     check(table, *SETTING, *needed, "n", "clusters")
     unique = [name for name in needed if name in ("term", "kind", "condition", "name")]
-    for (benchmark, backbone, k), part in table.groupby(SETTING, sort=True):
+    for (benchmark, backbone, k), part in sorted(
+        table.groupby(SETTING), key=lambda group: _natural(group[0])
+    ):
         who = f"{backbone} on {benchmark}"
         if part.duplicated(unique).any():
             raise ValueError(f"{who}, K = {k}: the table must have one row per {' and '.join(unique)}")
@@ -43,6 +46,12 @@ def panels(table: pd.DataFrame, *needed: str, labels: float = 1.9) -> Iterator[t
         if "left_out" in part and part["left_out"].any():
             n += f" ({span(part['left_out'])} left out)"
         yield canvas.wrap(f"{who}, {n}, K = {k}", canvas.WIDTH - labels, 8, bold=True), part
+
+
+def _natural(names: Sequence[object]) -> list[list[tuple[int, int | str]]]:
+    """Names in the order that a reader expects: their numbers by size."""
+    parts = [re.split(r"(\d+)", str(name)) for name in names]
+    return [[(0, int(part)) if part.isdigit() else (1, part) for part in split if part] for split in parts]
 
 
 def span(counts: pd.Series[int]) -> str:

@@ -524,6 +524,12 @@ def test_a_forest_shows_every_contrast_where_it_lies_and_in_the_order_of_its_lab
         assert second.get_xlabel() == "points lost (percentage points)"
         low, high = second.get_xlim()
         assert low < -3 and high > 23
+    many = figures.forest(
+        _contrasts(settings=[(f"mini-dmv-{j}", "stub", 5) for j in (50, 5, 10)]), labels, xlabel="x"
+    )
+    assert [ax.get_title(loc="left").split(",")[0] for ax in many.axes] == [
+        f"stub on mini-dmv-{j}" for j in (5, 10, 50)
+    ]
     with pytest.raises(ValueError, match="no label for none at all"):
         figures.forest(table, {"one": "1", "two": "2"}, xlabel="x")
 
@@ -557,7 +563,7 @@ def _map(found=None):
         for j, name in enumerate(("D1", "D2")):
             if (i, j) != (2, 1):
                 rows.append(
-                    dict(benchmark=benchmark, subtype=subtype, name=name, points=100.0 * (i == j), helps=i == j,
+                    dict(setting("tiny", benchmark), subtype=subtype, name=name, n=40 - i, points=100.0 * (i == j), helps=i == j,
                          fails="" if i == j else "ii,iii")
                 )  # fmt: skip
     return pd.DataFrame(rows)
@@ -567,7 +573,11 @@ def test_the_map_says_what_each_decision_is_worth_and_why_not():
     fig = figures.where(_map(), {"D2": "tags", "D1": "pixels", "D3": "dates"})
     ax = fig.axes[0]
     assert [t.get_text() for t in ax.get_xticklabels()] == ["tags", "pixels"]
-    assert [t.get_text().split(" ")[0] for t in ax.get_yticklabels()] == ["which", "when", "reach"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == [
+        "mini-memlens · which, n = 40", "when, n = 39", "mini-dmv-10 · reach 1, n = 38",
+    ]  # fmt: skip
+    assert "tiny on mini-memlens (K = 8), mini-dmv-10 (K = 8)" in face(fig)
+    assert "ii: the information is not needed" in face(fig)
     written = {(int(t.get_position()[0]), int(t.get_position()[1])): t.get_text() for t in ax.texts}
     assert written == {
         (0, 0): "0  ii iii",
@@ -584,13 +594,13 @@ def test_the_map_says_what_each_decision_is_worth_and_why_not():
 def test_the_adapters_frame_shows_cue_and_tile_where_they_are():
     frame = Image.fromarray(np.random.default_rng(0).integers(0, 255, (128, 128, 3), dtype=np.uint8))
     fig = figures.adapter(
-        frame, (90, 10, 118, 40), (55, 0, 128, 73), asked="Which?", whole=57, best=1, among=240
+        frame, (90, 10, 118, 40), (55, 0, 128, 73), asked="Which?", whole=57, best=1, among=240, encoder="eye"
     )
     first, second, third = fig.axes
     assert [p.get_bbox().bounds for p in first.patches] == [(89.5, 9.5, 28, 30)]
     assert [p.get_bbox().bounds for p in second.patches] == [(89.5, 9.5, 28, 30), (54.5, -0.5, 73, 73)]
     assert np.array_equal(np.asarray(third.images[0].get_array()), np.asarray(frame)[:73, 55:])
-    assert "57 of 240" in face(fig) and "1 of 240" in face(fig) and "Which?" in face(fig)
+    assert "57 of 240" in face(fig) and "1 of 240" in face(fig) and "eye: Which?" in face(fig)
     assert_readable(fig)
 
 
@@ -612,8 +622,8 @@ def test_granularity_shows_every_rank_share_with_its_interval():
     by = table.set_index(["cut", "n"])
     assert by.loc[("tiles", 2), "estimate"] == 50 and by.loc[("random crops", 1), "mrr"] == (10 + 15) / 40
     assert (by.low < by.estimate).all() and (by.estimate < by.high).all()
-    ax = figures.granularity(table).axes[0]
+    ax = figures.granularity(table, encoder="eye").axes[0]
     lines = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
     assert lines == {"tiles": [25, 50, 75], "random crops": [25]}
     assert [t.get_text() for t in ax.get_xticklabels()] == ["1 x 1", "2 x 2", "3 x 3"]
-    assert "40 frames" in ax.get_title(loc="left") and "%" in ax.get_ylabel()
+    assert "eye, n = 40 frames" in ax.get_title(loc="left") and "%" in ax.get_ylabel()
