@@ -65,14 +65,17 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 def figure(height: float) -> Figure:
     """An empty Figure, WIDTH by `height` inches, known to no pyplot, that a notebook shows by itself."""
     from matplotlib.figure import Figure
+    from PIL import Image
 
     class Shown(Figure):
         def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
             buffer = io.BytesIO()
             with style():
                 self.savefig(buffer, format="png", metadata={"Software": None})
+            page, small = Image.open(buffer).convert("RGB"), io.BytesIO()
+            page.quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
             width, high = self.get_size_inches()
-            return buffer.getvalue(), {"width": round(100 * width), "height": round(100 * high)}
+            return small.getvalue(), {"width": round(100 * width), "height": round(100 * high)}
 
     return Shown(figsize=(WIDTH, height))
 

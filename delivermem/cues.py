@@ -22,6 +22,11 @@ class Cue(NamedTuple):
     box: tuple[int, int, int, int]
     share: float
 
+    def within(self, box: tuple[int, int, int, int]) -> bool:
+        """Whether all of it lies in that box."""
+        left, top, right, bottom = self.box
+        return left >= box[0] and top >= box[1] and right <= box[2] and bottom <= box[3]
+
 
 def locate(picture: Image, original: Image) -> Cue | None:
     """The largest connected region (8 neighbours) where the two differ, small gaps closed; None where there is none.

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from delivermem import stats
+from delivermem import controls, stats
+from delivermem.delivery import deliver
 from delivermem.records import Question
 
 if TYPE_CHECKING:
@@ -69,4 +70,33 @@ def where(
             said = "" if helps else ",".join(failing) or UNEXPLAINED
             levels_here = {"full": full["estimate"], "without": without["estimate"], "guess": guess}
             rows.append(cell | row | levels_here | {"needed": needed, "helps": helps, "fails": said})
+    return pd.DataFrame(rows)
+
+
+def paired_by(replies: pd.DataFrame, questions: Iterable[Question]) -> pd.DataFrame:
+    """One row per reply under a `reordered` condition of mini-dmv: whose page it names, the item that bears the
+    asked-for picture's tag, or the item whose text stands in that picture's place.
+
+    replies: rows of `runs.load`. Columns: condition, by_tag, by_place (bool; both false where it names neither).
+    """
+    import pandas as pd
+
+    asked = {question.id: question for question in questions}
+    rows = []
+    for row in replies.to_dict("records"):
+        question = asked[row["question_id"]]
+        records = [question.memory[name] for name in row["delivered"]]
+        prompt = controls.apply(
+            deliver(records, question, layout="images-last"), "reordered", question=question
+        )
+        if prompt is None:
+            raise ValueError(
+                f"question {row['question_id']}: a single picture can't be reordered; leave it out"
+            )
+        place = [slot.record_id for slot in prompt.slots].index(question.gold[0])
+        named = {
+            how: f"/product/{row['answer']} " in question.memory[item].text
+            for how, item in {"by_tag": question.gold[0], "by_place": row["delivered"][place]}.items()
+        }
+        rows.append({"condition": row["condition"]} | named)
     return pd.DataFrame(rows)

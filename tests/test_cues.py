@@ -47,3 +47,10 @@ def test_the_largest_of_two_regions_is_told_to_the_pixel():
     picture.paste("red", (60, 60, 64, 64))
     found = cues.locate(picture, original)
     assert found.box == (10, 20, 30, 35) and found.share == 20 * 15 / 8000
+
+
+def test_a_cue_lies_in_a_box_that_holds_all_of_it():
+    cue = cues.Cue((10, 20, 30, 40), 0.01)
+    assert cue.within((10, 20, 30, 40)) and cue.within((0, 0, 128, 128))
+    for side in ((11, 20, 30, 40), (10, 21, 30, 40), (10, 20, 29, 40), (10, 20, 30, 39)):
+        assert not cue.within(side)

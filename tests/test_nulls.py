@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from delivermem import nulls
+from delivermem import controls, nulls, retrieval
+from delivermem.benchmarks import load
+from delivermem.delivery import Decisions, deliver
 
 PAIRS = {"D1": ("full", "blind"), "D3": ("full", "undated")}
 SUPPLIES = {"D1": "pixels", "D3": "time"}
@@ -66,3 +68,30 @@ def test_needs_are_read_off_the_questions():
     found = nulls.needs(load("mini-memlens").questions)
     assert found["which"] == {"pixels", "identity"} and found["when_topic"] == {"text", "time"}
     assert set(nulls.needs(load("mini-dmv-5").questions).values()) == {frozenset({"pixels", "identity"})}
+
+
+def test_a_reply_is_held_against_the_tags_item_and_the_places_item():
+    """Replies that follow the tag, the place and neither, written from the prompts that a model is given."""
+    questions = load("mini-dmv-10").questions[:12]
+    rows = []
+    for condition, tags in (("reordered", "stamp"), ("reordered-none", "none")):
+        for i, question in enumerate(questions):
+            records = retrieval.rank("gold", question, 5, beside_gold="bm25")
+            prompt = deliver(records, question, Decisions(identity=tags), layout="images-last")
+            shown = [s.record_id for s in controls.apply(prompt, "reordered", question=question).slots]
+            said = records[shown.index(question.gold[0])].text
+            place = said.partition("/product/")[2].partition(" ")[0]
+            answer = (question.answer, place, "none of them")[i % 3]
+            rows.append(
+                dict(
+                    condition=condition,
+                    question_id=question.id,
+                    answer=answer,
+                    delivered=[r.id for r in records],
+                )
+            )
+    found = nulls.paired_by(pd.DataFrame(rows), questions)
+    assert found.condition.tolist() == [row["condition"] for row in rows]
+    tag, place, neither = found[0::3], found[1::3], found[2::3]
+    assert tag.by_tag.all() and place.by_place.all() and not neither[["by_tag", "by_place"]].any(axis=None)
+    assert not (tag.by_place & ~tag.by_tag).any() and not place.by_tag.any()
