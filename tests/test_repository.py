@@ -51,7 +51,7 @@ def test_the_lock_satisfies_every_range_and_no_range_has_an_upper_end(requiremen
 
 
 def test_the_extras_are_there_and_unpinned():
-    assert set(EXTRAS) == {"gpu", "serve", "ray", "dev"}
+    assert set(EXTRAS) == {"gpu", "serve", "ray", "bench", "dev"}
     for extra in EXTRAS.values():
         assert all({s.operator for s in Requirement(text).specifier} == {">="} for text in extra)
 
