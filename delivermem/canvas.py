@@ -34,6 +34,7 @@ PALETTE = {
 INK = "#222222"
 WIDTH = 7.2
 """Width of every figure in inches: the text width of a two-column page."""
+FAMILY = "DejaVu Sans of matplotlib"
 MINUS = "\N{MINUS SIGN}"
 FIELDS = ("value", "low", "high", "n", "unit", "run")
 P = ParamSpec("P")
@@ -43,7 +44,21 @@ def style() -> AbstractContextManager[None]:
     """The look of every figure, from `delivermem.mplstyle`, for as long as the context lasts."""
     import matplotlib
 
-    return matplotlib.rc_context(fname=Path(__file__).with_name("delivermem.mplstyle"))
+    _register()
+    return matplotlib.rc_context({"font.family": FAMILY}, Path(__file__).with_name("delivermem.mplstyle"))
+
+
+@functools.cache
+def _register() -> None:
+    """Matplotlib's own files of DejaVu Sans under a name of their own: a copy that the machine has installed may be of
+    another version, and the files of the figures would differ."""
+    from matplotlib import font_manager, get_data_path
+
+    for file, weight in (("DejaVuSans.ttf", 400), ("DejaVuSans-Bold.ttf", 700)):
+        path = Path(get_data_path(), "fonts", "ttf", file)
+        font_manager.fontManager.ttflist.append(
+            font_manager.FontEntry(fname=str(path), name=FAMILY, weight=weight)
+        )
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -85,7 +100,8 @@ def wrap(text: str, inches: float, size: float, *, bold: bool = False) -> str:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextToPath
 
-    face = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal", size=size)
+    _register()
+    face = FontProperties(family=FAMILY, weight="bold" if bold else "normal", size=size)
 
     def fits(line: str) -> bool:
         return bool(TextToPath().get_text_width_height_descent(line, face, False)[0] <= 72 * inches)

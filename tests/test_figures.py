@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -627,3 +628,16 @@ def test_granularity_shows_every_rank_share_with_its_interval():
     assert lines == {"tiles": [25, 50, 75], "random crops": [25]}
     assert [t.get_text() for t in ax.get_xticklabels()] == ["1 x 1", "2 x 2", "3 x 3"]
     assert "eye, n = 40 frames" in ax.get_title(loc="left") and "%" in ax.get_ylabel()
+
+
+def test_the_letters_are_of_matplotlibs_own_file_whatever_the_machine_has(monkeypatch):
+    from matplotlib import font_manager, get_data_path
+
+    installed = font_manager.FontEntry(fname="/no/such/DejaVuSans.ttf", name="DejaVu Sans", weight=400)
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [installed, *font_manager.fontManager.ttflist])
+    with canvas.style():
+        for weight, file in (("normal", "DejaVuSans.ttf"), ("bold", "DejaVuSans-Bold.ttf")):
+            found = font_manager.findfont(
+                font_manager.FontProperties(weight=weight), rebuild_if_missing=False
+            )
+            assert Path(found) == Path(get_data_path(), "fonts", "ttf", file)
