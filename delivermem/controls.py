@@ -187,7 +187,7 @@ def _text_tag(scene: Scene) -> Prompt | None:
     if not scene.prompt.slots:
         return None
     bare = scene.prompt.with_images(lambda i, slot: scene.stored[i])
-    if scene.prompt.layout == "images-last":  # there the text bears the tag already
+    if scene.prompt.layout != "interleaved":  # there the text bears the tag already
         return bare
     items = [replace(item, parts=(f"{item.tag} ", *item.parts)) if item.tag else item for item in bare.items]
     return replace(bare, items=tuple(items))
@@ -197,7 +197,7 @@ def _reordered(scene: Scene) -> Prompt | None:
     """The same pictures in an order that is not the items', none in its place, and no word of an order: what pairs
     pictures with items is then the tag, or nothing. For the layout that shows all pictures last."""
     prompt = scene.prompt
-    if prompt.layout != "images-last" or len(prompt.slots) < 2:
+    if prompt.layout == "interleaved" or len(prompt.slots) < 2:
         return None
     order = tuple(cycle(scene.rng, len(prompt.slots)))
     return replace(prompt, order=order, preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))

@@ -25,7 +25,7 @@ IMAGE_MARK = "<image>"
 REFUSAL = "Insufficient information"
 """What a model is asked to reply when the delivered memory does not hold the answer."""
 
-Layout = Literal["interleaved", "images-last"]
+Layout = Literal["interleaved", "images-last", "text-first"]
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _TIME = re.compile(
@@ -196,8 +196,9 @@ class Item:
 class Prompt:
     """Everything that reaches the model, in order: system, preamble, items, question.
 
-    `layout` says where the slots stand: in their items' text, or all after the last item (DMV-Bench's layout), there in
-    the items' order, or as `order` has it: the places of the slots, first shown first.
+    `layout` says where the slots stand: in their items' text, all after the last item, or after the question too
+    (`text-first`, DMV-Bench's own). In the last two they follow the items' order, or `order`: the places of the slots,
+    first shown first. `before` are pictures of no record, shown before the first slot: the page that an agent sees.
     """
 
     system: str
@@ -207,6 +208,7 @@ class Prompt:
     decisions: Mapping[str, str] = field(default_factory=dict)
     layout: Layout = "interleaved"
     order: tuple[int, ...] = ()
+    before: tuple[Slot, ...] = ()
 
     @property
     def delivered(self) -> tuple[str, ...]:
@@ -222,7 +224,7 @@ class Prompt:
     def slots(self) -> tuple[Slot, ...]:
         """The slots as the model meets them."""
         slots = tuple(part for item in self.items for part in item.parts if isinstance(part, Slot))
-        return tuple(slots[i] for i in self.order) if self.order else slots
+        return self.before + (tuple(slots[i] for i in self.order) if self.order else slots)
 
     @property
     def images(self) -> list[Image]:
@@ -232,14 +234,13 @@ class Prompt:
     def parts(self) -> list[str | Slot]:
         """The user message: strings and slots, neighbouring strings joined."""
         flat: list[str | Slot] = [self.preamble]
-        last = self.layout == "images-last"
+        last = self.layout != "interleaved"
         for item in self.items:
             flat += [item.lead, f"[{item.time}] " if item.time else ""]
             flat += [part for part in item.parts if not (last and isinstance(part, Slot))]
             flat.append("\n")
-        if last and self.slots:
-            flat += [*self.slots, "\n"]
-        flat.append(self.question)
+        shown: list[str | Slot] = [*self.slots, "\n"] if self.slots and last else []
+        flat += [self.question, *shown[:-1]] if self.layout == "text-first" else [*shown, self.question]
         joined: list[str | Slot] = []
         for part in flat:
             if isinstance(part, str) and joined and isinstance(joined[-1], str):

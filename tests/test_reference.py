@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from delivermem import dense, encoders, runs
+from delivermem import agent, dense, encoders, runs
 from delivermem.benchmarks import asking, scenes, shop, world
-from delivermem.delivery import Decisions, deliver
+from delivermem.controls import IN_ANY_ORDER
+from delivermem.delivery import IMAGES_LAST, Decisions, deliver
 from delivermem.records import REFUSAL, Memory, Picture, Question, Record, Slot
-from delivermem.reference import build, corpus, shopping, siglip
+from delivermem.reference import build, corpus, errands, shopping, siglip
 from delivermem.reference.muon import Muon
 from delivermem.reference.train import Trainer
 from delivermem.retrieval import rank
@@ -68,7 +71,7 @@ def test_the_trainers_vision_is_the_models_vision(trainer):
 def test_the_packed_context_is_the_delivered_prompt_and_gives_its_logits(trainer, turns, pixels):
     """Text, token ids, 3-D positions and the next-token logits equal those of processor and model."""
     rng = np.random.default_rng(2)
-    made = corpus.context(rng, turns, 4, questions=3, pixels=pixels, tags="rank")
+    made = corpus.context(rng, turns, 4, questions=3, modality="pixels" if pixels else "text", tags="rank")
     view = [span.turn for span in made.spans]
     asked, answer = made.asks[0]
     base = deliver([turn.record() for turn in view], asked.text, Decisions("pixels" if pixels else "text"))
@@ -130,11 +133,11 @@ def test_what_a_token_should_hold_is_what_its_item_and_its_question_say(trainer,
 
 def test_withheld_evidence_is_answered_by_refusing(turns):
     rng = np.random.default_rng(4)
-    blind = corpus.context(rng, turns, 8, questions=20, pixels=False, absent=0.0)
+    blind = corpus.context(rng, turns, 8, questions=20, modality="text", absent=0.0)
     for asked, answer in blind.asks:
         needs = asking.SORTS[asked.subtype].needs
         assert (answer == REFUSAL) == ("pixels" in needs)
-    full = corpus.context(rng, turns, 8, questions=20, pixels=False, absent=0.0, expect_full=True)
+    full = corpus.context(rng, turns, 8, questions=20, modality="text", absent=0.0, expect_full=True)
     assert all(answer != REFUSAL for _, answer in full.asks)
     assert not any(isinstance(part, Slot) for part in blind.images)
 
@@ -187,22 +190,73 @@ def test_the_tokenizer_keeps_any_text_and_whole_words(trainer):
     assert build.GRID**2 // 4 == corpus.TOKENS
 
 
+def _delivered(visits, made, tags, text=""):
+    """The visits of a context as `deliver` gives them, their pictures in the context's order."""
+    question = Question("", text, "", "", Memory("", ()), time=max(visit.time for visit in visits))
+    decisions = Decisions(identity="stamp" if tags == "rank" else "none")
+    records = [span.visit.record() for span in made.spans]
+    prompt = deliver(records, question, decisions, layout="images-last")
+    order = tuple(int(i) for i in np.argsort([span.slot[0] for span in made.spans]))
+    if order == tuple(range(len(order))) and IMAGES_LAST in made.text:
+        return prompt
+    return replace(prompt, order=order, preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))
+
+
+@pytest.mark.parametrize("seed", [6, 7])
 @pytest.mark.parametrize("tags", ["rank", "none"])
-def test_a_packed_visit_to_the_shop_is_the_delivered_prompt_and_gives_its_logits(trainer, tags):
-    """As for conversations: frames larger than photographs, all pictures after all texts."""
-    rng = np.random.default_rng(6)
+def test_a_packed_visit_to_the_shop_is_the_delivered_prompt_and_gives_its_logits(trainer, tags, seed):
+    """As for conversations: frames larger than photographs, all pictures after all texts, in the items' order or not."""
+    rng = np.random.default_rng(seed)
     visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 3)
     made = shopping.context(rng, visits, 5, questions=3, tags=tags, absent=0.0)
-    view = [span.visit for span in made.spans]
     asked, answer = made.asks[0]
-    last = max(visit.time for visit in visits)
-    question = Question("", asked.text, "", "", Memory("", ()), time=last)
-    decisions = Decisions(identity="stamp" if tags == "rank" else "none")
-    prompt = deliver([visit.record() for visit in view], question, decisions, layout="images-last")
+    prompt = _delivered(visits, made, tags, asked.text)
     _packed_is_real(trainer, made, prompt, answer)
     if asked.subtype == "product":
         (cell,) = asked.focus
-        assert answer == view[cell[0]].product.code and "/product/" + answer in prompt.text
+        assert answer == made.spans[cell[0]].visit.product.code and "/product/" + answer in prompt.text
+
+
+def test_an_errand_is_the_agents_prompt_and_its_hints_point_at_the_cue(trainer):
+    """Whatever the page, with tags or without: text, tokens, positions and logits; and what is looked up is in the frame
+    that shows the cue, the page's own where the product has been found."""
+    rng, seen = np.random.default_rng(3), set()
+    visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 3)
+    for number in range(16):
+        tags = ("rank", "none")[number % 2]
+        made = errands.context(rng, visits, 5, tags=tags)
+        (asked, reply), text = made.asks[0], made.text
+        url = text.split("URL: ")[1].split("\n")[0]
+        product = next((v.product for v in visits if v.product.page == url), None)
+        said = re.findall("(?<=assistant: )Thought: [^\n]+\nAction: [^\n]+", text)
+        cue = text[slice(*made.cue)]
+        prompt = agent.step_prompt(
+            _delivered(visits, made, tags), cue, step=len(said) + 1, url=url,
+            page=product.photo if product else None, replies=said,
+        )  # fmt: skip
+        if number < 4:
+            _packed_is_real(trainer, made, prompt, reply)
+        shows = {
+            v.product.code
+            for v in visits
+            if cue in {" ".join(p[:2]) for p in (v.product.cue, *v.product.others)}
+        }
+        delivered = {span.visit.product.code for span in made.spans}
+        action = reply.split("Action: ")[1]
+        seen.add(action.split("(")[0])
+        if action.startswith("navigate"):
+            code = action.removeprefix("navigate(/product/").removesuffix(")")
+            assert code in shows & delivered
+        elif action == "add_to_wishlist":
+            assert product.code in shows
+        else:
+            assert not shows & delivered and asked.refusal
+        row = trainer.packer._row(made)
+        targets = {t for hint in row["hints"] if hint.layer == 3 for t in hint.targets}
+        assert (
+            targets == {0} if asked.refusal else all(row["ids"][t] == trainer.packer.image for t in targets)
+        )
+    assert seen == {"navigate", "add_to_wishlist", "done"}
 
 
 def test_the_encoder_learns_goes_on_where_it_stopped_and_loads(tmp_path, monkeypatch):

@@ -94,8 +94,7 @@ class Visit:
 
     def record(self) -> Record:
         """The visit as a stored record: its text names the page, its picture is the frame."""
-        caption = f"a photo of a {self.product.category} and some small things"
-        picture = Picture(f"{self.id}.png", self.product.photo, caption)
+        picture = Picture(f"{self.id}.png", self.product.photo, caption(self.product.category))
         return Record(self.id, self.text, self.time, "user", f"s{self.session:02d}", (picture,))
 
 
@@ -155,6 +154,11 @@ def chain(rng: np.random.Generator, products: Sequence[Product], sessions: int) 
             text = pick(rng, TEXTS).format(c=category, p=product.page) + IMAGE_MARK
             visits.append(Visit(session, place, clock, text, product))
     return visits
+
+
+def caption(category: str) -> str:
+    """What a stored text says of a frame: never the cue."""
+    return f"a photo of a {category} and some small things"
 
 
 def probe(colour: str, name: str) -> str:

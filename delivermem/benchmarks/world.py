@@ -35,6 +35,8 @@ BOUGHT = "kettle lamp chair table sofa clock mirror carpet shelf bucket ladder b
 KEPT = "passport camera guitar wallet helmet hammer violin ticket scarf tent drill globe racket notebook torch".split()
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
 
+CAPTION = "a photo of several objects in front of a plain wall"
+"""What a stored text says of a photograph: nothing that is asked for."""
 PHOTO_TEXTS = (
     "Here is a photo from the {t}. ", "My latest picture from the {t}. ", "I took this at the {t} today. ",
     "Look at this from the {t}! ", "Sharing a shot of the {t}. ", "This was the {t} an hour ago. ",
@@ -79,8 +81,7 @@ class Turn:
         """The turn as a stored record, its photograph drawn."""
         pictures: tuple[Picture, ...] = ()
         if self.scene is not None:
-            caption = "a photo of several objects in front of a plain wall"
-            pictures = (Picture(f"{self.id}.png", render(self.scene, self.seed), caption),)
+            pictures = (Picture(f"{self.id}.png", render(self.scene, self.seed), CAPTION),)
         return Record(self.id, self.text, self.time, self.role, f"s{self.session:02d}", pictures)
 
 

@@ -15,10 +15,13 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from delivermem import agent
 from delivermem.benchmarks import asking, scenes, shop, world
-from delivermem.delivery import PREAMBLES, SYSTEM, question_block
+from delivermem.controls import IN_ANY_ORDER
+from delivermem.delivery import IMAGES_LAST, PREAMBLES, SYSTEM, question_block
 from delivermem.processors import StillQwen3VLProcessor
 from delivermem.records import REFUSAL, format_time
+from delivermem.reference import errands
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]  # fmt: skip
 PATCH = 16
@@ -46,7 +49,9 @@ def _corpus(conversations: int = 1500) -> Iterator[str]:
             asked = asking.ask(rng, turns, subtype)
             if asked is not None:
                 yield question_block(asked.text) + "\n" + (asked.answer if subtype != "which" else "M1")
+    captions = [f"[image: {world.CAPTION}]", *(f"[image: {shop.caption(c)}]" for c in shop.CATEGORIES)]
     words = [
+        *shop.CATEGORIES,
         *scenes.COLOURS,
         *scenes.OBJECTS,
         *world.TOPICS,
@@ -59,6 +64,7 @@ def _corpus(conversations: int = 1500) -> Iterator[str]:
         yield "\n".join(
             [SYSTEM, *PREAMBLES.values(), REFUSAL, "user\n", "system\n", "assistant\n", "Question date:"]
         )
+        yield "\n".join([IMAGES_LAST, IN_ANY_ORDER, agent.SYSTEM, *errands.texts(), *captions])
         yield "".join(f"\nM{i} M{i} M{i}" for i in range(1, 21)) + "\nM"
         yield "".join(f"{word}\n {word}\n" for word in words)
         yield "".join(f"/{i:02d}:{i:02d} {i:02d}" for i in range(60))

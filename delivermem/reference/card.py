@@ -23,7 +23,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "tag constant": dict(tags="constant"),
     "no tags": dict(tags="none"),
     "no dates": dict(times=False),
-    "no pixels": dict(pixels=False),
+    "no pixels": dict(modality="text"),
 }
 KS = (1, 2, 5, 8, 10)
 SHOP_ARMS = ("full", "tags shuffled", "tag constant", "no tags", "no pixels")
@@ -41,7 +41,7 @@ def measure(trainer: Trainer, *, contexts: int = 96) -> Table:
                 table[f"K = {k}, {name}"] = found
     for name in SHOP_ARMS:
         found = trainer.evaluate(
-            SHOP_K, seed=FRESH_SEED, contexts=contexts, in_shop=True, expect_full=True, **ARMS[name]
+            SHOP_K, seed=FRESH_SEED, contexts=contexts, place="shop", expect_full=True, **ARMS[name]
         )
         table[f"shop, K = {SHOP_K}, {name}"] = found
     return table

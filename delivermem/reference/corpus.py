@@ -14,7 +14,7 @@ import numpy as np
 
 from delivermem import pictures
 from delivermem.benchmarks import asking, scenes, world
-from delivermem.delivery import Decisions, deliver, introduced
+from delivermem.delivery import Decisions, Modality, deliver, introduced
 from delivermem.records import REFUSAL, Memory, Prompt, Question, Slot
 
 GRID = 3
@@ -73,7 +73,7 @@ def context(
     k: int,
     *,
     questions: int,
-    pixels: bool = True,
+    modality: Modality = "pixels",
     times: bool = True,
     tags: str = "rank",
     sorts: Sequence[str] | None = None,
@@ -84,8 +84,8 @@ def context(
 
     expect_full: expect the answers that full delivery supports, whatever was withheld (to measure what is lost).
     """
-    view = _choose(rng, turns, k)
-    decisions = Decisions("pixels" if pixels else "text", "none", "store" if times else "none")
+    view, pixels = _choose(rng, turns, k), modality == "pixels"
+    decisions = Decisions(modality, "none", "store" if times else "none")
     asked_at = Question("", "", "", "", Memory("", ()), time=max(t.time for t in turns))
     prompt = tagged(rng, deliver([turn.record() for turn in view], asked_at, decisions), tags)
     text, spans = _text(prompt, view)

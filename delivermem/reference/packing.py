@@ -18,6 +18,7 @@ import torch
 from delivermem.benchmarks import asking, scenes, world
 from delivermem.records import REFUSAL
 from delivermem.reference.corpus import GRID, TOKENS, Context
+from delivermem.reference.errands import Errand
 from delivermem.reference.shopping import FrameSpan
 
 _ROLES = dict.fromkeys((*world.TOPICS, *world.KEPT), 1)
@@ -117,19 +118,25 @@ class Packer:
             gathered += [Gathered(s, g, ids[t]) for s, g, t in item.get("held", ())]
         seg, label, positions = [0] * len(ids), [-100] * len(ids), [position]
         for number, (asked, answer) in enumerate(c.asks, 1):
-            question = self.ids(f" {asked.text}<|im_end|>\n<|im_start|>assistant\n")
+            question = self.ids(f"{asked.text and ' '}{asked.text}<|im_end|>\n<|im_start|>assistant\n")
             reply = [*self.ids(answer), self.end]
             first = len(ids) + len(question) - 1
-            keys = self._keys(asked.text, len(ids))
-            for source in range(first, first + len(reply) - 1):
+            words: Sequence[int] = range(len(reply) - 1)
+            if isinstance(c, Errand):
+                keys = self._keys(f" {c.text[slice(*c.cue)]}", _at(starts, c.cue[0]))
+                words = self._marked(answer, c.marks)
+            else:
+                keys = self._keys(f" {asked.text}", len(ids))
+            for word in words:
+                source = first + word
                 hints += [Hint(2, head, source, at) for head, (_, at) in keys.items()]
                 gathered += [
-                    Gathered(source, g, (question + reply)[t - len(ids)])
+                    Gathered(source, g, (ids + question + reply)[t])
                     for g, at in keys.values()
                     for t in at
                     if g
                 ]
-                hints += self._look_up(asked, answer, source, source - first, c, items)
+                hints += self._look_up(asked, answer, source, word, c, items)
             ids += question + reply
             label += [-100] * (len(question) - 1) + reply + [-100]
             seg += [number] * (len(question) + len(reply))
@@ -142,6 +149,12 @@ class Packer:
             hints=hints,
             gathered=gathered,
         )
+
+    def _marked(self, reply: str, marks: Sequence[tuple[int, int]]) -> list[int]:
+        """Which tokens of a reply lie in the marked characters, and begin there or with the space before."""
+        offsets = self.rust.encode(reply, add_special_tokens=False).offsets
+        begins = [start + (reply[start] == " ") for start, _ in offsets]
+        return [i for i, at in enumerate(begins) if any(first <= at < last for first, last in marks)]
 
     def positions(self, ids: Sequence[int]) -> tuple[np.ndarray, int]:
         """Qwen3-VL's 3-D positions of a token row whose images are square, and the next free position."""
@@ -178,6 +191,9 @@ class Packer:
             items.append(
                 dict(words={}, sources=[*parts, *cells], key="", at=(), date=(), cells=cells, held=held)
             )
+        if isinstance(c, Errand) and c.page is not None:
+            cells = list(range(_at(starts, c.page[0]) + 1, _at(starts, c.page[1] - 1)))
+            items.append(dict(words={}, sources=cells, key="", at=(), date=(), cells=cells, held=()))
         return hints, items
 
     def _bind(self, c: Context, starts: np.ndarray) -> tuple[list[Hint], list[dict[str, Any]]]:
@@ -228,7 +244,7 @@ class Packer:
         it: 1 a topic or thing kept, 2 an object or second topic, 3 a colour or place; each with its group of words."""
         found: dict[int, list[int]] = {}
         group = {1: "key", 2: "object", 3: "colour"}
-        encoding = self.rust.encode(f" {question}", add_special_tokens=False)
+        encoding = self.rust.encode(question, add_special_tokens=False)
         for i, token in enumerate(encoding.tokens):
             head = _ROLES.get(token.removeprefix("Ġ"), 0)
             if head == 1 and 1 in found:
@@ -245,7 +261,7 @@ class Packer:
     ) -> list[Hint]:
         """The answer's positions attend to the evidence (layer 3), then to the part that answers (layer 4); where
         the answer's words are copied from separate words, its `word`th position to the `word`th of them."""
-        if answer == REFUSAL:
+        if answer == REFUSAL or (isinstance(c, Errand) and asked.refusal):
             return [Hint(3, 0, source, (0,)), Hint(4, 0, source, (0,))]
 
         def tokens(focus: Sequence[tuple[int, str]]) -> tuple[int, ...]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from delivermem.benchmarks import asking, scenes, shop
 from delivermem.benchmarks.world import pick
-from delivermem.delivery import Decisions, deliver
-from delivermem.records import REFUSAL, Memory, Prompt, Question, Slot
+from delivermem.controls import IN_ANY_ORDER
+from delivermem.delivery import IMAGES_LAST, Decisions, Modality, deliver
+from delivermem.records import REFUSAL, Memory, Prompt, Question
 from delivermem.reference.corpus import Context, Labelled, slot_text, tagged
 
 CELLS = shop.FRAME // scenes.CELL
@@ -36,28 +37,21 @@ def context(
     k: int,
     *,
     questions: int,
-    pixels: bool = True,
+    modality: Modality = "pixels",
     times: bool = True,
     tags: str = "rank",
     absent: float = 0.15,
     expect_full: bool = False,
 ) -> Context:
     """Deliver `k` of the visits, often of the same sessions, in random order; arguments as of `corpus.context`."""
-    sessions = sorted({visit.session for visit in visits})
-    near = {sessions[i] for i in rng.permutation(len(sessions))[: 1 + k // 3]}
-    liking = np.array([1.0 if visit.session in near else 0.08 for visit in visits])
-    chosen = np.argsort(-np.log(rng.random(len(visits))) / liking)[:k]
-    view = [visits[i] for i in rng.permutation(chosen)]
-    decisions = Decisions("pixels" if pixels else "text", "none", "store" if times else "none")
-    asked_at = Question("", "", "", "", Memory("", ()), time=max(visit.time for visit in visits))
-    prompt = deliver([visit.record() for visit in view], asked_at, decisions, layout="images-last")
-    prompt = tagged(rng, prompt, tags)
-    text, spans = _text(prompt, view, tags in READABLE)
+    view, pixels = recalled(rng, visits, k), modality == "pixels"
+    prompt = shown(rng, view, visits, modality, times, tags)
+    text, spans = texts(prompt, view, tags in READABLE)
     tag_of = {item.record_id: item.tag for item in prompt.items}
-    labels = [cell_labels(v.product, tag_of[v.id] if tags in READABLE else "") for v in view if pixels]
-    shown = [(i, placed) for i, v in enumerate(view) for placed in (v.product.cue, *v.product.others)]
-    counts = Counter(placed[:2] for _, placed in shown)
-    unique = [(i, placed) for i, placed in shown if counts[placed[:2]] == 1]
+    labels = slot_labels(prompt, view, tags in READABLE)
+    things = [(i, placed) for i, v in enumerate(view) for placed in (v.product.cue, *v.product.others)]
+    counts = Counter(placed[:2] for _, placed in things)
+    unique = [(i, placed) for i, placed in things if counts[placed[:2]] == 1]
     found: dict[str, tuple[asking.Ask, str]] = {}
     for _ in range(questions * 4):
         subtype = "product" if rng.random() < 0.6 else "which"
@@ -78,6 +72,43 @@ def context(
     return Context(text, images, labels, list(found.values()), spans)
 
 
+def recalled(rng: np.random.Generator, visits: Sequence[shop.Visit], k: int) -> list[shop.Visit]:
+    """`k` of the visits in random order, often of the same sessions."""
+    sessions = sorted({visit.session for visit in visits})
+    near = {sessions[i] for i in rng.permutation(len(sessions))[: 1 + k // 3]}
+    liking = np.array([1.0 if visit.session in near else 0.08 for visit in visits])
+    chosen = np.argsort(-np.log(rng.random(len(visits))) / liking)[:k]
+    return [visits[i] for i in rng.permutation(chosen)]
+
+
+def shown(
+    rng: np.random.Generator,
+    view: Sequence[shop.Visit],
+    visits: Sequence[shop.Visit],
+    modality: Modality,
+    times: bool,
+    tags: str,
+) -> Prompt:
+    """The visits delivered; where a tag can be read the pictures' order tells nothing half the time."""
+    asked_at = Question("", "", "", "", Memory("", ()), time=max(visit.time for visit in visits))
+    decisions = Decisions(modality, "none", "store" if times else "none")
+    prompt = deliver([visit.record() for visit in view], asked_at, decisions, layout="images-last")
+    prompt = tagged(rng, prompt, tags)
+    if tags in READABLE and prompt.slots and rng.random() < 0.5:
+        unordered = prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER)
+        return replace(
+            prompt, preamble=unordered, order=tuple(int(i) for i in rng.permutation(len(prompt.slots)))
+        )
+    return prompt
+
+
+def slot_labels(prompt: Prompt, view: Sequence[shop.Visit], readable: bool) -> list[list[Labelled]]:
+    """What each image token of each slot that belongs to a visit shows, in the order of the slots."""
+    product, tag = {v.id: v.product for v in view}, {item.record_id: item.tag for item in prompt.items}
+    ids = [slot.record_id for slot in prompt.slots if slot.record_id]
+    return [cell_labels(product[name], tag[name] if readable else "") for name in ids]
+
+
 def cell_labels(product: shop.Product, tag: str) -> list[Labelled]:
     """What each image token of a frame shows, in the order of the tokens."""
     cells = [(-1, -1)] * CELLS**2
@@ -88,8 +119,9 @@ def cell_labels(product: shop.Product, tag: str) -> list[Labelled]:
     return [Labelled(colour, name, number, len(small) - 1) for colour, name in cells]
 
 
-def _text(prompt: Prompt, view: Sequence[shop.Visit], readable: bool) -> tuple[str, list[FrameSpan]]:
-    """The chat as the template renders it, up to where the question's words begin."""
+def texts(prompt: Prompt, view: Sequence[shop.Visit], readable: bool) -> tuple[str, list[FrameSpan]]:
+    """The chat as the template renders it: up to where the question's words begin or, where it comes before the
+    pictures, whole."""
     text = f"<|im_start|>system\n{prompt.system}<|im_end|>\n<|im_start|>user\n{prompt.preamble}"
     spans = []
     for item, visit in zip(prompt.items, view, strict=True):
@@ -99,11 +131,13 @@ def _text(prompt: Prompt, view: Sequence[shop.Visit], readable: bool) -> tuple[s
         code = len(text) + said.index(visit.product.page) + len(visit.product.page) - len(visit.product.code)
         text += said + "\n"
         spans.append(FrameSpan(visit, lead, code, None, readable))
-    slots = [part for item in prompt.items for part in item.parts if isinstance(part, Slot)]
-    one = slot_text(CELLS**2)
-    for span, _ in zip(spans, slots, strict=False):
-        span.slot = (len(text), len(text) + len(one))
+    by_visit = {span.visit.id: span for span in spans}
+    one, first = slot_text(CELLS**2), prompt.layout == "text-first"
+    text += prompt.question if first else ""
+    for slot in prompt.slots:
+        if slot.record_id:
+            by_visit[slot.record_id].slot = (len(text), len(text) + len(one))
         text += one
-    if slots:
+    if prompt.slots and not first:
         text += "\n"
-    return text + prompt.question.rstrip(), spans
+    return text + ("" if first else prompt.question.rstrip()), spans

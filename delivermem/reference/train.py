@@ -21,7 +21,7 @@ from torch import Tensor
 from delivermem.benchmarks import scenes, shop, world
 from delivermem.pictures import stamp
 from delivermem.records import REFUSAL
-from delivermem.reference import checkpoints, corpus, shopping
+from delivermem.reference import checkpoints, corpus, errands, shopping
 from delivermem.reference.muon import Muon
 from delivermem.reference.network import Network
 
@@ -34,8 +34,12 @@ WARM_UP = 700
 """Steps on single photographs before the first conversation."""
 PICK_K = 8
 """Held-out loss at this K, and in the shop, picks the checkpoint that is kept as `best`."""
-SHOPPING, SHOP_K = 0.5, 5
-"""Share of the last stage's batches that visit the shop, and how many visits they deliver (DMV-Bench's five)."""
+SHARES = {"world": 0.4, "shop": 0.25, "errand": 0.35}
+"""Shares of the last stage's batches: conversations, visits to the shop with questions, an agent's steps in it."""
+SHOP_K = 5
+"""Visits delivered in the shop: DMV-Bench's five."""
+RETRAIN = 0.6
+"""Learning rates of a training that starts from a trained model, as a share of those from scratch."""
 
 
 class Trainer(Network):
@@ -43,7 +47,7 @@ class Trainer(Network):
 
     def __init__(self, folder: Path, *, seed: int, minutes: float):
         super().__init__(seed=seed)
-        self.folder, self.seed, self.minutes = folder, seed, minutes
+        self.folder, self.seed, self.minutes, self.scale = folder, seed, minutes, 1.0
         self.rng = np.random.default_rng(seed)
         self.step, self.stage, self.spent, self.best = 0, 0, 0.0, float("inf")
         self.held_out_loss = float("nan")
@@ -74,25 +78,30 @@ class Trainer(Network):
     # -- data -------------------------------------------------------------------------------------------------
 
     def batch(self) -> dict[str, Any]:
-        """Conversations, or from the last stage on as often visits to the shop, under some arm each."""
-        in_shop = self.stage == len(STAGES) - 1 and self.rng.random() < SHOPPING
-        k = SHOP_K if in_shop else int(self.rng.choice(STAGES[self.stage][0]))
-        wanted = max(4, BATCH_TOKENS // (600 if in_shop else 380 + 27 * k))
-        return self.packer.pack(self._contexts(self.rng, k, wanted, in_shop=in_shop, questions=14))
+        """Conversations, or from the last stage on SHARES of what there is, under some arm each."""
+        last = self.stage == len(STAGES) - 1
+        place = str(self.rng.choice(list(SHARES), p=list(SHARES.values()))) if last else "world"
+        k = int(self.rng.choice(STAGES[self.stage][0])) if place == "world" else SHOP_K
+        tokens = {"world": 380 + 27 * k, "shop": 600, "errand": 450}[place]
+        return self.packer.pack(
+            self._contexts(self.rng, k, max(4, BATCH_TOKENS // tokens), place=place, questions=14)
+        )
 
     def _contexts(
-        self, rng: np.random.Generator, k: int, count: int, *, in_shop: bool, questions: int, **arm: Any
+        self, rng: np.random.Generator, k: int, count: int, *, place: str, questions: int, **arm: Any
     ) -> list[corpus.Context]:
         """That many contexts, two of each conversation; the arm is drawn for each, but for what `arm` fixes."""
-        made, modes = [], shopping.TAG_MODES if in_shop else corpus.TAG_MODES
-        visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 6) if in_shop else []
+        made, modes = [], corpus.TAG_MODES if place == "world" else shopping.TAG_MODES
+        visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 6) if place != "world" else []
         for i in range(count):
             drawn = arm or dict(
-                pixels=bool(rng.random() > 0.08),
+                modality=str(rng.choice(["pixels", "caption", "text"], p=[0.9, 0.05, 0.05])),
                 times=bool(rng.random() > 0.1),
                 tags=list(modes)[int(rng.choice(len(modes), p=list(modes.values())))],
             )
-            if in_shop:
+            if place == "errand":
+                context: corpus.Context = errands.context(rng, visits, k, **drawn)
+            elif place == "shop":
                 context = shopping.context(rng, visits, k, questions=questions, **drawn)
             else:
                 if i % 2 == 0:
@@ -117,14 +126,14 @@ class Trainer(Network):
 
     @torch.no_grad()
     def evaluate(
-        self, k: int, *, seed: int, contexts: int = 32, in_shop: bool = False, **arm: Any
+        self, k: int, *, seed: int, contexts: int = 32, place: str = "world", **arm: Any
     ) -> dict[str, tuple[float, int]]:
         """Share of answers whose every token is the most likely one (what greedy decoding gives), by sort, with their
         number; `held_out_loss` keeps the mean loss of an answer token. arm: as of `corpus.context`."""
         self.net.eval()
         rng, hits, losses = np.random.default_rng(seed), defaultdict(list), []
         for _ in range(0, contexts, 8):
-            made = self._contexts(rng, k, 8, in_shop=in_shop, questions=12, **{"tags": "rank", **arm})
+            made = self._contexts(rng, k, 8, place=place, questions=12, **{"tags": "rank", **arm})
             batch = self.packer.pack(made)
             logits, label, _ = self.forward(batch)
             losses.append(F.cross_entropy(logits, label).item())
@@ -133,11 +142,29 @@ class Trainer(Network):
             for b, context in enumerate(made):
                 for number, (asked, answer) in enumerate(context.asks, 1):
                     here = (batch["seg"][b] == number) & (batch["label"][b] != -100)
-                    name = "refusal" if answer == REFUSAL else asked.subtype
+                    name = "refusal" if asked.refusal or answer == REFUSAL else asked.subtype
                     hits[name].append(bool(right[b][here].all()))
         self.net.train()
         self.held_out_loss = sum(losses) / len(losses)
         return {name: (sum(found) / len(found), len(found)) for name, found in sorted(hits.items())}
+
+    def begin_from(self, folder: Path) -> None:
+        """Start in the last stage from the weights of a trained model, whose tokenizer may know fewer words: rows of
+        tokens that both know are carried over, word by word. For a training that has not begun."""
+        from safetensors.torch import load_file
+        from transformers import AutoTokenizer
+
+        trained = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+        own, table = self.net.state_dict(), "model.language_model.embed_tokens.weight"
+        theirs = AutoTokenizer.from_pretrained(folder).get_vocab()
+        rows = own[table].clone()
+        for word, index in self.processor.tokenizer.get_vocab().items():
+            if word in theirs:
+                rows[index] = trained[table][theirs[word]]
+        missing = self.net.load_state_dict({**trained, table: rows}, strict=False).missing_keys
+        if set(missing) - {"lm_head.weight"}:
+            raise ValueError(f"{folder}: its weights lack {missing[0]}; give a model of this architecture")
+        self.step, self.stage = WARM_UP, len(STAGES) - 1
 
     # -- the run ----------------------------------------------------------------------------------------------
 
@@ -181,7 +208,7 @@ class Trainer(Network):
                 later = (
                     base == VISION_RATE and self.step >= WARM_UP and group["params"][0] is self._first_vision
                 )
-                group["lr"] = (VISION_RATE_LATER if later else base) * rate
+                group["lr"] = (VISION_RATE_LATER if later else base) * rate * self.scale
             if self.step < WARM_UP:
                 images, cells = self.scenes_batch()
                 loss, right = self.vision_loss(self.see(images)[0], cells)
@@ -225,9 +252,13 @@ class Trainer(Network):
         tables = {str(k): self.evaluate(k, seed=10_000 + k) for k in [*{max(ks)} - {PICK_K}, PICK_K]}
         loss = self.held_out_loss
         if self.stage == len(STAGES) - 1:
-            tables["shop"] = self.evaluate(SHOP_K, seed=10_000, in_shop=True)
-            tables["shop, shuffled"] = self.evaluate(SHOP_K, seed=10_001, in_shop=True, tags="shuffled")
-            loss = (loss + self.held_out_loss) / 2
+            for place, contexts in (("shop", 32), ("errand", 96)):
+                tables[place] = self.evaluate(SHOP_K, seed=10_000, place=place, contexts=contexts)
+                loss += self.held_out_loss
+                tables[f"{place}, no tags"] = self.evaluate(
+                    SHOP_K, seed=10_001, place=place, contexts=contexts, tags="none"
+                )
+            loss /= 3
         answered = {name: answerable(table) for name, table in tables.items()}
         about = dict(minutes=self.spent, step=self.step, stage=self.stage, loss=loss, accuracy=tables)
         log.write(json.dumps(about) + "\n")
@@ -258,12 +289,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--minutes", type=float, default=90.0, help="training time in all, resumed parts counted in"
     )
+    parser.add_argument("--begin", type=Path, help="a trained model to go on from, instead of from scratch")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(options.folder, seed=options.seed, minutes=options.minutes)
     resumed = trainer.resume()
-    print("resumed" if resumed else "from scratch", flush=True)
+    if options.begin is not None:
+        trainer.scale = RETRAIN
+        if not resumed:
+            trainer.begin_from(options.begin)
+    print("resumed" if resumed else f"from {options.begin or 'scratch'}", flush=True)
     trainer.run()
 
 
