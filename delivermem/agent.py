@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from delivermem.benchmarks.world import indefinite
 from delivermem.records import Prompt, Slot
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ def step_prompt(
     step: from 1. url, page: where the agent is, and the picture shown there, on product pages. replies: the agent's own
     in earlier steps.
     """
-    a = "an" if cue[:1] in tuple("aeiou") else "a"
+    thing = indefinite(cue)
     said = "".join(f"assistant: {reply}\n" for reply in replies)
     head = (
         f"Step {step}/{STEPS}.\n"
-        f"[Subtask] Go to the product that shows {a} {cue}.\n"
-        f"[Conversation so far]\nuser: Earlier I saw a product with {a} {cue}. Take me back to it.\n{said}"
+        f"[Subtask] Go to the product that shows {thing}.\n"
+        f"[Conversation so far]\nuser: Earlier I saw a product with {thing}. Take me back to it.\n{said}"
         f"[Memory context retrieved this step] {len(delivered.items)} items\n"
     )
     return replace(

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from delivermem.pictures import font_file
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
@@ -52,13 +54,11 @@ def style() -> AbstractContextManager[None]:
 def _register() -> None:
     """Matplotlib's own files of DejaVu Sans under a name of their own: a copy that the machine has installed may be of
     another version, and the files of the figures would differ."""
-    from matplotlib import font_manager, get_data_path
+    from matplotlib import font_manager
 
-    for file, weight in (("DejaVuSans.ttf", 400), ("DejaVuSans-Bold.ttf", 700)):
-        path = Path(get_data_path(), "fonts", "ttf", file)
-        font_manager.fontManager.ttflist.append(
-            font_manager.FontEntry(fname=str(path), name=FAMILY, weight=weight)
-        )
+    for bold, weight in ((False, 400), (True, 700)):
+        entry = font_manager.FontEntry(fname=str(font_file(bold=bold)), name=FAMILY, weight=weight)
+        font_manager.fontManager.ttflist.append(entry)
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:

@@ -195,12 +195,16 @@ def _text_tag(scene: Scene) -> Prompt | None:
 
 def _reordered(scene: Scene) -> Prompt | None:
     """The same pictures in an order that is not the items', none in its place, and no word of an order: what pairs
-    pictures with items is then the tag, or nothing. For the layout that shows all pictures last."""
+    pictures with items is then the tag, or nothing. For the layouts that show all pictures last."""
     prompt = scene.prompt
     if prompt.layout == "interleaved" or len(prompt.slots) < 2:
         return None
-    order = tuple(cycle(scene.rng, len(prompt.slots)))
-    return replace(prompt, order=order, preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))
+    return shown_in(prompt, cycle(scene.rng, len(prompt.slots)))
+
+
+def shown_in(prompt: Prompt, order: Sequence[int]) -> Prompt:
+    """The pictures of a prompt that shows them all last, in another order, with no word said of one."""
+    return replace(prompt, order=tuple(order), preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))
 
 
 def _shuffled_times(scene: Scene) -> Prompt | None:

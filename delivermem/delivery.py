@@ -73,8 +73,8 @@ def deliver(
 
     records: most relevant first; their order, number and choice are kept. question: a Question, or its text.
     Tags M1, M2, ... count the records that have pictures, by rank, and are stamped on copies. layout: pictures in
-    their items' text, or all after the last item (then each item begins with its tag, or with its number where none
-    is stamped, so that text and picture can be brought together again).
+    their items' text, all after the last item, or after the question (in these two each item begins with its tag, or
+    with its number where none is stamped, so that text and picture can be brought together again).
     Raises ValueError for a record that is given twice, and pictures.PictureError when a picture that is to be delivered
     can't be read. The words before the items follow `identity` alone, so that no other decision changes them.
     Source: "Retrieved but Not Delivered" (arXiv 2609.32590), decisions D1 to D3.

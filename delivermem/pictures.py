@@ -117,9 +117,14 @@ def _tile(tag: str, height: int) -> Image:
 @lru_cache(maxsize=64)
 def font(size: int, *, bold: bool = False):  # type: ignore[no-untyped-def]
     """DejaVu Sans as it ships with matplotlib, at `size` pixels: the same face on every machine."""
-    import matplotlib
     from PIL import ImageFont
 
+    return ImageFont.truetype(str(font_file(bold=bold)), size, layout_engine=ImageFont.Layout.BASIC)
+
+
+def font_file(*, bold: bool = False) -> Path:
+    """Matplotlib's own file of DejaVu Sans, which is there on every machine that draws."""
+    import matplotlib
+
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name
-    return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name

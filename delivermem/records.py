@@ -239,8 +239,11 @@ class Prompt:
             flat += [item.lead, f"[{item.time}] " if item.time else ""]
             flat += [part for part in item.parts if not (last and isinstance(part, Slot))]
             flat.append("\n")
-        shown: list[str | Slot] = [*self.slots, "\n"] if self.slots and last else []
-        flat += [self.question, *shown[:-1]] if self.layout == "text-first" else [*shown, self.question]
+        slots: list[str | Slot] = list(self.slots) if last else []
+        if self.layout == "text-first":
+            flat += [self.question, *slots]
+        else:
+            flat += [*slots, "\n" if slots else "", self.question]
         joined: list[str | Slot] = []
         for part in flat:
             if isinstance(part, str) and joined and isinstance(joined[-1], str):

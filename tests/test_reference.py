@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from PIL import Image
 
 from delivermem import agent, dense, encoders, runs
 from delivermem.benchmarks import asking, scenes, shop, world
-from delivermem.controls import IN_ANY_ORDER
+from delivermem.controls import shown_in
 from delivermem.delivery import IMAGES_LAST, Decisions, deliver
 from delivermem.records import REFUSAL, Memory, Picture, Question, Record, Slot
 from delivermem.reference import build, corpus, errands, shopping, siglip
@@ -199,7 +198,7 @@ def _delivered(visits, made, tags, text=""):
     order = tuple(int(i) for i in np.argsort([span.slot[0] for span in made.spans]))
     if order == tuple(range(len(order))) and IMAGES_LAST in made.text:
         return prompt
-    return replace(prompt, order=order, preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))
+    return shown_in(prompt, order)
 
 
 @pytest.mark.parametrize("seed", [6, 7])
@@ -253,9 +252,19 @@ def test_an_errand_is_the_agents_prompt_and_its_hints_point_at_the_cue(trainer):
             assert not shows & delivered and asked.refusal
         row = trainer.packer._row(made)
         targets = {t for hint in row["hints"] if hint.layer == 3 for t in hint.targets}
-        assert (
-            targets == {0} if asked.refusal else all(row["ids"][t] == trainer.packer.image for t in targets)
-        )
+        if asked.refusal:
+            assert targets == {0}
+            continue
+        (target,) = targets
+        char, _ = trainer.packer.rust.encode(text, add_special_tokens=False).offsets[target]
+        holder, (first, end) = product, made.page or (0, 0)
+        if action != "add_to_wishlist":
+            span = next(span for span in made.spans if span.visit.product.code == code)
+            holder, (first, end) = span.visit.product, span.slot
+        assert row["ids"][target] == trainer.packer.image and first < char < end
+        pads = text.count("<|image_pad|>", first, char)
+        placed = next(p for p in (holder.cue, *holder.others) if " ".join(p[:2]) == cue)
+        assert pads == placed[2][1] * shop.CELLS + placed[2][0]
     assert seen == {"navigate", "add_to_wishlist", "done"}
 
 

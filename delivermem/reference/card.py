@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from delivermem.benchmarks import scenes
-from delivermem.reference.train import SHOP_K, STAGES, Trainer, answerable
+from delivermem.reference.train import SHARES, SHOP_K, STAGES, Trainer, answerable
 
 FRESH_SEED = 777_000
 """Seed of the scenes behind the card's table; no decision about the model looked at them."""
@@ -75,8 +75,9 @@ the 8B model takes (processor, chat template, image tokens, `generate`). Nothing
 
 - **Data**: procedural photographs ({len(scenes.OBJECTS)} pictograms in {len(scenes.COLOURS)} colours) in dated
   conversations, delivered by `deliver` under varying decisions; no scene or frame of the embedded benchmarks, and none of
-  {len(scenes.HELD_OUT)} pairs of colour and object that the benchmarks show, occurs in training. From the last stage on
-  half of the batches visit the shop: frames with a small cue, in DMV-Bench's layout.
+  {len(scenes.HELD_OUT)} pairs of colour and object that the benchmarks show, occurs in training. In the last stage
+  {100 * SHARES["shop"]:.0f} % of the batches ask about visits to the shop, frames with a small cue, in DMV-Bench's layout, and
+  {100 * SHARES["errand"]:.0f} % are an agent's steps there.
 - **Training**: {trainer.step:,} steps in {trainer.spent:.0f} minutes, seed {trainer.seed}, float32; stages of K (delivered messages):
   {ks}. Beside the answers, training used hints: what an image token shows, which
   earlier tokens a token should attend to, and which words it should then hold. Code: `delivermem/reference/`; weights are stored in bfloat16.

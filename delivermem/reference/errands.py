@@ -5,14 +5,13 @@ The page is any (the target may be in no memory), the one that was looked for, o
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from delivermem import agent
-from delivermem.benchmarks import asking, scenes, shop
+from delivermem.benchmarks import asking, shop
 from delivermem.benchmarks.world import pick
 from delivermem.delivery import Modality
 from delivermem.records import Prompt
@@ -65,21 +64,19 @@ def context(
     """One step; arguments as of `corpus.context`."""
     view = shopping.recalled(rng, visits, k)
     prompt = shopping.shown(rng, view, visits, modality, times, tags)
-    things = [(i, placed) for i, v in enumerate(view) for placed in (v.product.cue, *v.product.others)]
-    counts = Counter(placed[:2] for _, placed in things)
-    at, (colour, name, (column, row)) = pick(rng, [t for t in things if counts[t[1][:2]] == 1])
+    counts, unique = shopping.things(view)
+    at, (colour, name, (column, row)) = pick(rng, unique)
     where = rng.random()
-    astray = ON_TARGET <= where < ON_TARGET + ASTRAY
-    absent = not (where < ON_TARGET + ASTRAY) and rng.random() < ABSENT
+    on_target, on_product = where < ON_TARGET, where < ON_TARGET + ASTRAY
+    absent = not on_product and rng.random() < ABSENT
     if absent:
-        near = [p for p in scenes.PAIRS if p not in counts and (p[0] == colour) != (p[1] == name)]
-        colour, name = pick(rng, near)
+        colour, name = shopping.near_miss(rng, counts, colour, name)
     cue = f"{colour} {name}"
     tag = {item.record_id: item.tag for item in prompt.items}
     names = [tag[v.id] if tags in (*READABLE, "text") else f"memory image {i}" for i, v in enumerate(view, 1)]
     product, replies = None, []
-    if where < ON_TARGET + ASTRAY:
-        i = pick(rng, [i for i in range(len(view)) if i != at]) if astray else at
+    if on_product:
+        i = at if on_target else pick(rng, [i for i in range(len(view)) if i != at])
         product = view[i].product
         replies = [navigate(names[i], cue, product.code)] * (1 + int(rng.random() < 0.2))
     url = product.page if product else pick(rng, ("/", "/", f"/category/{pick(rng, shop.CATEGORIES)}"))
@@ -95,7 +92,7 @@ def context(
     cell = f"cell {row * CELLS + column}"
     marks: tuple[str, ...] = (names[at], view[at].product.code)
     reply, evidence = navigate(names[at], cue, marks[1]), ((at, cell),)
-    if product is not None and not astray:
+    if on_target:
         reply, marks = f"Thought: this page shows the {cue}.\nAction: add_to_wishlist", ("this",)
         evidence = ((-1, cell),)
     elif absent or not (modality == "pixels" or expect_full):

@@ -118,7 +118,8 @@ class Packer:
             gathered += [Gathered(s, g, ids[t]) for s, g, t in item.get("held", ())]
         seg, label, positions = [0] * len(ids), [-100] * len(ids), [position]
         for number, (asked, answer) in enumerate(c.asks, 1):
-            question = self.ids(f"{asked.text and ' '}{asked.text}<|im_end|>\n<|im_start|>assistant\n")
+            errand = isinstance(c, Errand)  # its question stands in its context
+            question = self.ids(("" if errand else f" {asked.text}") + "<|im_end|>\n<|im_start|>assistant\n")
             reply = [*self.ids(answer), self.end]
             first = len(ids) + len(question) - 1
             words: Sequence[int] = range(len(reply) - 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from delivermem.benchmarks import asking, scenes, shop
 from delivermem.benchmarks.world import pick
-from delivermem.controls import IN_ANY_ORDER
-from delivermem.delivery import IMAGES_LAST, Decisions, Modality, deliver
+from delivermem.controls import shown_in
+from delivermem.delivery import Decisions, Modality, deliver
 from delivermem.records import REFUSAL, Memory, Prompt, Question
 from delivermem.reference.corpus import Context, Labelled, slot_text, tagged
 
@@ -49,17 +49,14 @@ def context(
     text, spans = texts(prompt, view, tags in READABLE)
     tag_of = {item.record_id: item.tag for item in prompt.items}
     labels = slot_labels(prompt, view, tags in READABLE)
-    things = [(i, placed) for i, v in enumerate(view) for placed in (v.product.cue, *v.product.others)]
-    counts = Counter(placed[:2] for _, placed in things)
-    unique = [(i, placed) for i, placed in things if counts[placed[:2]] == 1]
+    counts, unique = things(view)
     found: dict[str, tuple[asking.Ask, str]] = {}
     for _ in range(questions * 4):
         subtype = "product" if rng.random() < 0.6 else "which"
         gone = bool(rng.random() < absent)
         i, (colour, name, (column, row)) = pick(rng, unique)
         if gone:
-            near_miss = [p for p in scenes.PAIRS if p not in counts and (p[0] == colour) != (p[1] == name)]
-            colour, name = pick(rng, near_miss)
+            colour, name = near_miss(rng, counts, colour, name)
         words = (shop.probe if subtype == "product" else asking.which)(colour, name)
         answer = view[i].product.code if subtype == "product" else tag_of[view[i].id]
         lost = gone or not (pixels or expect_full)
@@ -81,6 +78,20 @@ def recalled(rng: np.random.Generator, visits: Sequence[shop.Visit], k: int) -> 
     return [visits[i] for i in rng.permutation(chosen)]
 
 
+def things(view: Sequence[shop.Visit]) -> tuple[Counter[tuple[str, str]], list[tuple[int, shop.Placed]]]:
+    """How often each pair of colour and object is seen, and what is seen once: (index of its visit, thing)."""
+    seen = [(i, placed) for i, v in enumerate(view) for placed in (v.product.cue, *v.product.others)]
+    counts = Counter(placed[:2] for _, placed in seen)
+    return counts, [(i, placed) for i, placed in seen if counts[placed[:2]] == 1]
+
+
+def near_miss(
+    rng: np.random.Generator, counts: Counter[tuple[str, str]], colour: str, name: str
+) -> tuple[str, str]:
+    """A pair that is not seen, of that colour or of that object."""
+    return pick(rng, [p for p in scenes.PAIRS if p not in counts and (p[0] == colour) != (p[1] == name)])
+
+
 def shown(
     rng: np.random.Generator,
     view: Sequence[shop.Visit],
@@ -95,10 +106,7 @@ def shown(
     prompt = deliver([visit.record() for visit in view], asked_at, decisions, layout="images-last")
     prompt = tagged(rng, prompt, tags)
     if tags in READABLE and prompt.slots and rng.random() < 0.5:
-        unordered = prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER)
-        return replace(
-            prompt, preamble=unordered, order=tuple(int(i) for i in rng.permutation(len(prompt.slots)))
-        )
+        return shown_in(prompt, rng.permutation(len(prompt.slots)).tolist())
     return prompt
 
 
