@@ -26,8 +26,6 @@ BLOCKS = 6
 """`scrambled` shuffles BLOCKS x BLOCKS blocks of a picture."""
 SYMBOL = "M"
 """What `constant` stamps on every picture."""
-IN_ANY_ORDER = "The pictures follow the items.\n"
-"""What `reordered` says in the place of delivery's own sentence on their order."""
 
 Change = Callable[["Scene"], Prompt | None]
 
@@ -204,7 +202,8 @@ def _reordered(scene: Scene) -> Prompt | None:
 
 def shown_in(prompt: Prompt, order: Sequence[int]) -> Prompt:
     """The pictures of a prompt that shows them all last, in another order, with no word said of one."""
-    return replace(prompt, order=tuple(order), preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))
+    preamble = prompt.preamble.replace(IMAGES_LAST["none"], IMAGES_LAST["stamp"])
+    return replace(prompt, order=tuple(order), preamble=preamble)
 
 
 def _shuffled_times(scene: Scene) -> Prompt | None:

@@ -39,8 +39,12 @@ PREAMBLES: dict[str, str] = {
     ),
     "none": "Recalled items follow in order of relevance.\n",
 }
-IMAGES_LAST = "The pictures follow the items, in their order.\n"
-"""Added to the preamble where a benchmark's layout has all texts before all pictures."""
+IMAGES_LAST: dict[str, str] = {
+    "stamp": "The pictures follow the items.\n",
+    "none": "The pictures follow the items, in their order.\n",
+}
+"""Added to the preamble where a benchmark's layout has all texts before all pictures: what pairs the two is the tag, or
+where there is none, the order."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,14 @@ def untagged(prompt: Prompt) -> Prompt:
 
 def introduced(prompt: Prompt, stamped: bool) -> Prompt:
     """With the preamble of its identity arm, and in the layout with all pictures last, a name before each item."""
-    preamble = PREAMBLES["stamp" if stamped else "none"]
+    arm = "stamp" if stamped else "none"
     if prompt.layout == "interleaved":
-        return replace(prompt, preamble=preamble)
+        return replace(prompt, preamble=PREAMBLES[arm])
     items = tuple(
         replace(item, lead=f"{item.tag} " if stamped and item.tag else f"({i}) ")
         for i, item in enumerate(prompt.items, 1)
     )
-    return replace(prompt, preamble=preamble + IMAGES_LAST, items=items)
+    return replace(prompt, preamble=PREAMBLES[arm] + IMAGES_LAST[arm], items=items)
 
 
 def question_block(question: Question | str) -> str:

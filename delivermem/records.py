@@ -25,7 +25,8 @@ IMAGE_MARK = "<image>"
 REFUSAL = "Insufficient information"
 """What a model is asked to reply when the delivered memory does not hold the answer."""
 
-Layout = Literal["interleaved", "images-last", "text-first"]
+Layout = Literal["interleaved", "images-last", "text-first", "chat"]
+Role = Literal["user", "assistant"]
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _TIME = re.compile(
@@ -183,13 +184,15 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One delivered record: what it is called in the text, its stated time, its text with slots for its pictures."""
+    """One delivered record: what it is called in the text, its stated time, its text with slots for its pictures; who
+    said it, where every record is a message of its own (the layout `chat`)."""
 
     record_id: str
     time: str
     parts: tuple[str | Slot, ...]
     tag: str = ""
     lead: str = ""
+    role: str = "user"
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +202,7 @@ class Prompt:
     `layout` says where the slots stand: in their items' text, all after the last item, or after the question too
     (`text-first`, DMV-Bench's own). In the last two they follow the items' order, or `order`: the places of the slots,
     first shown first. `before` are pictures of no record, shown before the first slot: the page that an agent sees.
+    In `chat` every item is a message of its own, and the question the last.
     """
 
     system: str
@@ -231,8 +235,19 @@ class Prompt:
         return [slot.image for slot in self.slots]
 
     @property
+    def messages(self) -> list[tuple[str, list[str | Slot]]]:
+        """Role and parts of every message after the system's; neighbouring strings are joined."""
+        if self.layout != "chat":
+            return [("user", self._whole())]
+        said = [(item.role, _joined([item.lead, *item.parts])) for item in self.items]
+        return [*said, ("user", _joined([self.preamble, self.question]))]
+
+    @property
     def parts(self) -> list[str | Slot]:
-        """The user message: strings and slots, neighbouring strings joined."""
+        """Strings and slots of all messages in order."""
+        return [part for _, parts in self.messages for part in parts]
+
+    def _whole(self) -> list[str | Slot]:
         flat: list[str | Slot] = [self.preamble]
         last = self.layout != "interleaved"
         for item in self.items:
@@ -244,19 +259,18 @@ class Prompt:
             flat += [self.question, *slots]
         else:
             flat += [*slots, "\n" if slots else "", self.question]
-        joined: list[str | Slot] = []
-        for part in flat:
-            if isinstance(part, str) and joined and isinstance(joined[-1], str):
-                joined[-1] += part
-            elif part:
-                joined.append(part)
-        return joined
+        return _joined(flat)
 
     @property
     def text(self) -> str:
-        """The prompt as a reader sees it, with `<image>` where a slot stands."""
-        body = "".join(part if isinstance(part, str) else IMAGE_MARK for part in self.parts)
-        return f"{self.system}\n\n{body}"
+        """The prompt as a reader sees it, with `<image>` where a slot stands, and where there are several messages the
+        role before each."""
+        bodies = [
+            (f"{role}: " if self.layout == "chat" else "")
+            + "".join(part if isinstance(part, str) else IMAGE_MARK for part in parts)
+            for role, parts in self.messages
+        ]
+        return "\n\n".join([self.system, *bodies])
 
     def with_images(self, change: Callable[[int, Slot], Image]) -> Prompt:
         """The same prompt with the pixels of each slot replaced by `change(index, slot)`."""
@@ -273,13 +287,14 @@ class Prompt:
         Text stands as it was stored; `special_tokens.neutralised` breaks a model's control tokens in it, as the backbone
         of this package does.
         """
-        user = [
-            {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p.image}
-            for p in self.parts
-        ]
+
+        def block(part: str | Slot) -> dict[str, Any]:
+            text = isinstance(part, str)
+            return {"type": "text", "text": part} if text else {"type": "image", "image": part.image}
+
         return [
-            {"role": "system", "content": [{"type": "text", "text": self.system}]},
-            {"role": "user", "content": user},
+            {"role": "system", "content": [block(self.system)]},
+            *({"role": role, "content": [block(part) for part in parts]} for role, parts in self.messages),
         ]
 
     def to_openai(self) -> list[dict[str, Any]]:
@@ -296,7 +311,7 @@ class Prompt:
 
         return [
             {"role": "system", "content": self.system},
-            {"role": "user", "content": [block(part) for part in self.parts]},
+            *({"role": role, "content": [block(part) for part in parts]} for role, parts in self.messages),
         ]
 
     @property
@@ -308,6 +323,16 @@ class Prompt:
             "images": len(self.slots),
             "sizes": [slot.image.size for slot in self.slots],
         }
+
+
+def _joined(flat: Iterable[str | Slot]) -> list[str | Slot]:
+    joined: list[str | Slot] = []
+    for part in flat:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        elif part:
+            joined.append(part)
+    return joined
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from delivermem.benchmarks import Benchmark
-from delivermem.records import REFUSAL, Memory, Picture, Question, Record, parse_time
+from delivermem.delivery import Decisions, deliver
+from delivermem.records import REFUSAL, Memory, Picture, Prompt, Question, Record, format_time, parse_time
 
 KINDS = (
     "information_extraction", "multi_session_reasoning", "temporal_reasoning", "knowledge_update", "answer_refusal",
 )  # fmt: skip
 IMAGE_KEYS = ("file", "path", "file_path", "img_file")
+SYSTEM = f"Reply from the memories that follow. If they do not hold the answer, reply: {REFUSAL}"
+INSTRUCTION = "Reply with the answer alone.\n"
 
 
 class FormatError(ValueError):
@@ -53,6 +57,31 @@ def read(
                 "fetch the file again"
             ) from None
     return Benchmark(name, revision, tuple(questions))
+
+
+def full_context(question: Question) -> Prompt:
+    """The prompt that reads everything: each turn a message of its role, its pictures in place, before the first of a
+    session its number and date; last the instruction, the question's date and the question.
+
+    Source: MemLens (arXiv 2605.14906), how its evaluator asks a model that has no memory. The words are ours.
+    """
+    whole = deliver(question.memory, question, Decisions(identity="none", time="none"))
+    items, sessions = [], set()
+    for item, record in zip(whole.items, question.memory, strict=True):
+        new = record.session not in sessions
+        sessions.add(record.session)
+        header = f"=== Session {len(sessions)} (Date: {record.stated_time}) ===\n" if new else ""
+        items.append(replace(item, lead=header, role=record.role))
+    date = f"Question Date: {format_time(question.time)}\n" if question.time else ""
+    return replace(
+        whole,
+        system=SYSTEM,
+        preamble=INSTRUCTION,
+        items=tuple(items),
+        question=f"{date}Question: {question.text}",
+        decisions={},
+        layout="chat",
+    )
 
 
 def _need(path: Path, row: dict[str, Any], field: str) -> Any:

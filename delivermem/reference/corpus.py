@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from delivermem import pictures
-from delivermem.benchmarks import asking, scenes, world
+from delivermem.benchmarks import asking, memlens, scenes, world
 from delivermem.delivery import Decisions, Modality, deliver, introduced
 from delivermem.records import REFUSAL, Memory, Prompt, Question, Slot
 
@@ -97,17 +97,60 @@ def context(
         for turn in view
         if turn.scene is not None
     ]
-    found: dict[str, tuple[asking.Ask, str]] = {}
-    names = list(sorts or WEIGHTS)
-    share = np.array([WEIGHTS[name] for name in names])
+    asks = _asks(rng, view, questions, list(sorts or WEIGHTS), absent)
+    answers = [_expected(a, tag_of, pixels or expect_full, times or expect_full) for a in asks]
+    return Context(text, images, labels if pixels else [], list(zip(asks, answers, strict=True)), spans)
+
+
+def whole(
+    rng: np.random.Generator, turns: Sequence[world.Turn], *, questions: int, absent: float = 0.2
+) -> Context:
+    """All of the turns as `memlens.full_context` gives them, and questions about them, but those for a tag."""
+    asked_at = max(turn.time for turn in turns)
+    memory = Memory("", tuple(turn.record() for turn in turns))
+    prompt = memlens.full_context(Question("", "", "", "", memory, time=asked_at))
+    text, spans = f"<|im_start|>system\n{prompt.system}<|im_end|>\n", []
+    date: dict[int, tuple[int, int]] = {}
+    for item, turn in zip(prompt.items, turns, strict=True):
+        text += f"<|im_start|>{item.role}\n"
+        start = len(text)
+        text += item.lead
+        if item.lead:
+            at = start + item.lead.index("Date: ") + len("Date: ")
+            date[turn.session] = (at, at + len("2024/05/11"))
+        slot = None
+        for part in item.parts:
+            if isinstance(part, Slot):
+                slot = (len(text), len(text) + len(slot_text(TOKENS)))
+            text += part if isinstance(part, str) else slot_text(TOKENS)
+        text += "<|im_end|>"
+        spans.append(ItemSpan(turn, start, len(text), date[turn.session], slot))
+        text += "\n"
+    text += f"<|im_start|>user\n{prompt.preamble}{prompt.question.rstrip()}"
+    asks = _asks(rng, turns, questions, [name for name in WEIGHTS if name != "which"], absent)
+    return Context(
+        text,
+        [np.asarray(image) for image in prompt.images],
+        [cell_labels(turn.scene, "") for turn in turns if turn.scene is not None],
+        [(asked, _expected(asked, {}, True, True)) for asked in asks],
+        spans,
+    )
+
+
+def _asks(
+    rng: np.random.Generator, view: Sequence[world.Turn], questions: int, sorts: Sequence[str], absent: float
+) -> list[asking.Ask]:
+    """Up to that many different questions of those sorts."""
+    found: dict[str, asking.Ask] = {}
+    share = np.array([WEIGHTS[name] for name in sorts])
     for _ in range(questions * 4):
-        name = names[int(rng.choice(len(names), p=share / share.sum()))]
+        name = sorts[int(rng.choice(len(sorts), p=share / share.sum()))]
         asked = asking.ask(rng, view, name, absent=bool(rng.random() < absent))
-        if asked is not None and asked.text not in found:
-            found[asked.text] = (asked, _expected(asked, tag_of, pixels or expect_full, times or expect_full))
+        if asked is not None:
+            found.setdefault(asked.text, asked)
         if len(found) == questions:
             break
-    return Context(text, images, labels if pixels else [], list(found.values()), spans)
+    return list(found.values())
 
 
 def _choose(rng: np.random.Generator, turns: Sequence[world.Turn], k: int) -> list[world.Turn]:

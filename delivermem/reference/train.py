@@ -34,10 +34,13 @@ WARM_UP = 700
 """Steps on single photographs before the first conversation."""
 PICK_K = 8
 """Held-out loss at this K, and in the shop, picks the checkpoint that is kept as `best`."""
-SHARES = {"world": 0.4, "shop": 0.25, "errand": 0.35}
-"""Shares of the last stage's batches: conversations, visits to the shop with questions, an agent's steps in it."""
+SHARES = {"world": 0.33, "shop": 0.2, "errand": 0.32, "whole": 0.15}
+"""Shares of the last stage's batches: some messages of conversations, visits to the shop with questions, an agent's steps
+in it, whole conversations."""
 SHOP_K = 5
 """Visits delivered in the shop: DMV-Bench's five."""
+PAUSE = 20.0
+"""A step that took more seconds is counted as so many: the machine stood still meanwhile."""
 RETRAIN = 0.6
 """Learning rates of a training that starts from a trained model, as a share of those from scratch."""
 
@@ -82,9 +85,9 @@ class Trainer(Network):
         last = self.stage == len(STAGES) - 1
         place = str(self.rng.choice(list(SHARES), p=list(SHARES.values()))) if last else "world"
         k = int(self.rng.choice(STAGES[self.stage][0])) if place == "world" else SHOP_K
-        tokens = {"world": 380 + 27 * k, "shop": 600, "errand": 450}[place]
+        tokens = {"world": 380 + 27 * k, "shop": 600, "errand": 450, "whole": 1400}[place]
         return self.packer.pack(
-            self._contexts(self.rng, k, max(4, BATCH_TOKENS // tokens), place=place, questions=14)
+            self._contexts(self.rng, k, max(2, BATCH_TOKENS // tokens), place=place, questions=14)
         )
 
     def _contexts(
@@ -92,7 +95,8 @@ class Trainer(Network):
     ) -> list[corpus.Context]:
         """That many contexts, two of each conversation; the arm is drawn for each, but for what `arm` fixes."""
         made, modes = [], corpus.TAG_MODES if place == "world" else shopping.TAG_MODES
-        visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 6) if place != "world" else []
+        shopping_trip = place in ("shop", "errand")
+        visits = shop.chain(rng, shop.catalogue(rng, for_benchmark=False), 6) if shopping_trip else []
         for i in range(count):
             drawn = arm or dict(
                 modality=str(rng.choice(["pixels", "caption", "text"], p=[0.9, 0.05, 0.05])),
@@ -103,6 +107,10 @@ class Trainer(Network):
                 context: corpus.Context = errands.context(rng, visits, k, **drawn)
             elif place == "shop":
                 context = shopping.context(rng, visits, k, questions=questions, **drawn)
+            elif place == "whole":
+                sessions = arm.get("sessions") or int(rng.integers(3, 11))
+                turns = world.conversation(rng, for_benchmark=False, sessions=sessions)
+                context = corpus.whole(rng, turns, questions=questions)
             else:
                 if i % 2 == 0:
                     turns = world.conversation(rng, for_benchmark=False)
@@ -194,8 +202,9 @@ class Trainer(Network):
         self.rng.bit_generator.state = about["rng"]
         return True
 
-    def run(self, *, every: float = 4.0) -> None:
-        started, losses, report = time.time() - self.spent * 60, defaultdict(list), self.spent + every
+    def run(self, *, every: float = 6.0) -> None:
+        torch.set_flush_denormal(True)
+        began, losses, report = time.monotonic(), defaultdict(list), self.spent + every
         log = (self.folder / "log.jsonl").open("a")
         while self.spent < self.minutes:
             left = (self.minutes - self.spent) / self.minutes
@@ -236,15 +245,15 @@ class Trainer(Network):
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             self.step += 1
-            self.spent = (time.time() - started) / 60
+            now = time.monotonic()
+            self.spent, began = self.spent + min(now - began, PAUSE) / 60, now
             if self.step % 50 == 0:
                 means = " ".join(f"{name} {np.mean(values):.3f}" for name, values in losses.items())
                 print(f"{self.spent:6.1f} min  step {self.step}  stage {self.stage}  {means}", flush=True)
                 losses.clear()
             if self.step > WARM_UP and self.spent >= report:
                 self._report(log)
-                self.spent = (time.time() - started) / 60
-                report = self.spent + every
+                report, began = self.spent + every, time.monotonic()
         self._report(log)
 
     def _report(self, log: Any) -> None:
@@ -258,7 +267,8 @@ class Trainer(Network):
                 tables[f"{place}, no tags"] = self.evaluate(
                     SHOP_K, seed=10_001, place=place, contexts=contexts, tags="none"
                 )
-            loss /= 3
+            tables["all"] = self.evaluate(0, seed=10_000, place="whole", contexts=16)
+            loss = (loss + self.held_out_loss) / 4
         answered = {name: answerable(table) for name, table in tables.items()}
         about = dict(minutes=self.spent, step=self.step, stage=self.stage, loss=loss, accuracy=tables)
         log.write(json.dumps(about) + "\n")
