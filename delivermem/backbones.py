@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import version
@@ -175,7 +176,8 @@ class TransformersBackbone:
         """Answer every prompt once: (its index, its answer), in batches of like length, longest first.
 
         A prompt whose batch fails is tried alone; what fails alone is an Answer with status `failed` and the reason
-        in `finish`. Running out of memory halves the batch and goes on. `seconds` is the batch's time over its size.
+        in `finish`. One that exceeds the model's context is not put to it: `not_applicable`, with its tokens and the
+        reason. Running out of memory halves the batch and goes on. `seconds` is the batch's time over its size.
         """
         self._load()
         order = sorted(range(len(prompts)), key=lambda i: (-_length(prompts[i]), i))
@@ -258,11 +260,30 @@ class TransformersBackbone:
         for found, wanted, count in zip(tokens, expected, slots, strict=True):
             if found != wanted or bool(found) != bool(count):
                 raise ValueError(f"{count} pictures need {wanted} image tokens; the prompt holds {found}")
+        lengths, room = inputs["attention_mask"].sum(1).tolist(), _context(model.config)
+        short = [
+            i for i, n in enumerate(lengths) if n + self.identity["generation"]["max_new_tokens"] <= room
+        ]
+        if len(short) < len(prompts):
+            ran = dict(zip(short, self._generate([prompts[i] for i in short]) if short else [], strict=True))
+            return [
+                ran[i]
+                if i in ran
+                else Answer(
+                    "",
+                    "not_applicable",
+                    f"not run: {n} tokens and a reply exceed the context of {room} tokens",
+                    text_tokens=n - tokens[i],
+                    image_tokens=tokens[i],
+                    images=slots[i],
+                )
+                for i, n in enumerate(lengths)
+            ]
         inputs = inputs.to(model.device, model.dtype)
         with torch.inference_mode():
             out = model.generate(**inputs, **self.identity["generation"])[:, ids.shape[1] :].tolist()
         seconds = round((time.perf_counter() - started) / len(prompts), 4)
-        ends, lengths = set(model.generation_config.eos_token_id), inputs["attention_mask"].sum(1).tolist()
+        ends = set(model.generation_config.eos_token_id)
         answers, broken = [], special_tokens(processor.tokenizer)
         for new, length, pictured, count in zip(out, lengths, tokens, slots, strict=True):
             stop = next((i for i, token in enumerate(new) if token in ends), None)
@@ -278,6 +299,11 @@ class TransformersBackbone:
                 )
             )
         return answers
+
+
+def _context(config: Any) -> int:
+    """The most tokens that a model reads and writes together, by its configuration."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", sys.maxsize))
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -289,8 +289,9 @@ class Prompt:
         """
 
         def block(part: str | Slot) -> dict[str, Any]:
-            text = isinstance(part, str)
-            return {"type": "text", "text": part} if text else {"type": "image", "image": part.image}
+            if isinstance(part, str):
+                return {"type": "text", "text": part}
+            return {"type": "image", "image": part.image}
 
         return [
             {"role": "system", "content": [block(self.system)]},

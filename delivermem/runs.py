@@ -31,6 +31,8 @@ FIELDS = (
     "image_tokens", "images", "seconds", "prompt", "pixels",
 )  # fmt: skip
 """What every line holds. `prompt` and `pixels` are hashes of what was delivered; `seconds` alone varies by run."""
+STEPS = "steps"
+"""What a line of an errand holds beside FIELDS: its trace, an `agent.Step` each."""
 FSYNC_EVERY = 2.0
 """Seconds between forced writes to the disk."""
 
@@ -300,7 +302,8 @@ def load(
         raise RunError(
             f"{root} holds no answers of {experiment!r}; make them with: delivermem run {experiment}"
         )
-    table = pd.DataFrame(rows, columns=["benchmark", "backbone", *FIELDS])
+    traced = [STEPS] if any(STEPS in row for row in rows) else []
+    table = pd.DataFrame(rows, columns=["benchmark", "backbone", *FIELDS, *traced])
     return table.astype({"recall": float, "refused": bool, "needs_pixels": bool})
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from delivermem import benchmarks, experiments, retrieval, runs
+from delivermem import agent, benchmarks, experiments, retrieval, runner, runs
 
 Kept = defaultdict[tuple[str, str], list[tuple[str, dict[str, Any]]]]
 """(condition, question id) -> where its lines stand, and the lines."""
@@ -64,13 +64,12 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
             if question not in memory_of or any(name not in memory_of[question] for name in ids):
                 yield f"{where}: {data.name} has no such question or delivered record; run again"
                 ids = []
+            ids = found[-1][1].get("steps", [{"delivered": ids}])[0]["delivered"]
             if arm in arms and retrieval.BY_SIGHT & {arms[arm].ranker, data.ranker}:
                 delivered[arm, question] = ids
-        everything = experiments.plan(
-            data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered
-        )
+        everything = runner.plan(data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered)
         for plan in everything:
-            yield from _stale(plan, kept[plan.condition.name, plan.question.id])
+            yield from _stale(data, plan, kept[plan.condition.name, plan.question.id], k, seed)
 
 
 def _lines(path: Path, lines: list[dict[str, Any]], manifest: dict[str, Any], kept: Kept) -> Iterator[str]:
@@ -99,10 +98,17 @@ def _lines(path: Path, lines: list[dict[str, Any]], manifest: dict[str, Any], ke
         kept[line["condition"], line["question_id"]].append((where, line))
 
 
-def _stale(plan: experiments.Plan, kept: list[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+def _stale(
+    data: benchmarks.Benchmark, plan: runner.Plan, kept: list[tuple[str, dict[str, Any]]], k: int, seed: int
+) -> Iterator[str]:
     """What of a kept answer is not as it would be planned or judged now."""
     for where, line in kept:
         if plan.line["key"] != line["key"]:
             yield f"{where}: its prompt is built differently now; run again"
-        elif experiments.rejudged(plan, line)["verdict"] != line["verdict"]:
+        elif runner.rejudged(plan, line)["verdict"] != line["verdict"]:
             yield f"{where}: it is judged differently now; run again"
+        elif "steps" in line:
+            walk = runner.errand(data, plan.question, plan.condition, k, seed, steps=line["steps"])
+            trouble = agent.replayed(walk, line["steps"], runner.shop_of(data))
+            if trouble or walk.product != line["answer"]:
+                yield f"{where}: {trouble or 'its product is not where its steps end'}; run again"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delivermem import backbones, dense, experiments, granularity, runs
+from delivermem import backbones, dense, experiments, granularity, runner, runs
 from delivermem.benchmarks import load, mini, shop
 from delivermem.delivery import Decisions, deliver
 from delivermem.retrieval import rank
@@ -79,7 +79,7 @@ def test_the_model_carries_the_k_at_which_it_is_asked(cached):
     table = cached[cached.condition == "gold-pixels"]
     refusals = table.kind == "answer_refusal"
     seen = table[table.needs_pixels & ~refusals]
-    assert table.k.unique().tolist() == [experiments.DEFAULT_K["mini-memlens"]] and table.k.min() >= 5
+    assert table.k.unique().tolist() == [experiments.default_k("mini-memlens")] and table.k.min() >= 5
     assert table[~refusals].right.mean() >= 0.6 and table[refusals].right.mean() >= 0.8
     assert seen.right.mean() >= 3 * seen.guess.mean()
 
@@ -151,7 +151,7 @@ def test_answers_made_anew_are_the_committed_ones():
     arms = experiments.find("decomposition").conditions
     part = replace(data, questions=data.questions[5::51][:10])
     identity = backbones.identity("tiny-qwen3-vl")
-    plans = list(experiments.plan(part, arms, identity, k=int(table.k.iloc[0])))
+    plans = list(runner.plan(part, arms, identity, k=int(table.k.iloc[0])))
     assert len(plans) == 60
     fresh = dict(backbones.load("tiny-qwen3-vl").answer([p.prompt for p in plans]))
     kept = [table.loc[(p.condition.name, p.question.id)] for p in plans]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivermem import benchmarks, dense, experiments, runs
+from delivermem import benchmarks, dense, experiments, runner, runs
 from delivermem.benchmarks import Benchmark
 from delivermem.delivery import deliver
 from delivermem.records import REFUSAL, Answer, Picture, Record, Verdict
@@ -41,7 +41,7 @@ class Fake:
 
 
 def _run(folder, backbone, **more):
-    return experiments.run(
+    return runner.run(
         "decomposition", benchmark="small", backbone=backbone, outputs=folder, say=str, k=3, **more
     )
 
@@ -102,7 +102,7 @@ def test_another_model_k_or_seed_is_not_mixed_in_and_loses_nothing(tmp_path, sma
     settings = dict(k=2 if other == "k" else 3, seed=1 if other == "seed" else 0)
     for fresh in (False, True):
         with pytest.raises(runs.RunError, match=r"answers with another (backbone|k|seed)"):
-            experiments.run(
+            runner.run(
                 "decomposition", benchmark="small", backbone=changed, outputs=tmp_path, say=str, fresh=fresh, **settings
             )  # fmt: skip
     assert not changed.asked
@@ -131,7 +131,7 @@ def test_what_retrieved_by_sight_is_stated_and_not_mixed_and_verify_ranks_nothin
     def adapter(identity, benchmark="small", experiment="adapter"):
         monkeypatch.setattr(dense, "encoder", lambda: Eye(identity))
         dense._index.cache_clear()
-        return experiments.run(
+        return runner.run(
             experiment, benchmark=benchmark, backbone=Fake(), outputs=tmp_path / "o", say=str, k=2
         )
 
@@ -167,7 +167,7 @@ def test_a_failure_never_takes_the_place_of_an_answer(tmp_path, small_benchmark)
 def test_answers_are_judged_by_the_rules_of_today(tmp_path, small_benchmark, monkeypatch):
     """A changed rule shows in `verify`, and a run without a model call brings the verdicts up to date."""
     _run(tmp_path, Fake())
-    monkeypatch.setattr(experiments.judges, "judge", lambda *_: Verdict("wrong", "strict"))
+    monkeypatch.setattr(runner.judges, "judge", lambda *_: Verdict("wrong", "strict"))
     assert any("judged differently" in problem for problem in verify(tmp_path))
     assert _run(tmp_path, Fake()) == 0 and verify(tmp_path) == []
     lines = list(runs.read(tmp_path / "small/fake/gold-pixels.jsonl"))
@@ -177,9 +177,7 @@ def test_answers_are_judged_by_the_rules_of_today(tmp_path, small_benchmark, mon
 @pytest.mark.parametrize("wrong", [dict(k=0), dict(limit=0), dict(limit=-1)])
 def test_numbers_that_make_no_sense_are_refused(tmp_path, small_benchmark, wrong):
     with pytest.raises(ValueError, match="give 1 or more"):
-        experiments.run(
-            "decomposition", benchmark="small", backbone=Fake(), outputs=tmp_path, say=str, **wrong
-        )
+        runner.run("decomposition", benchmark="small", backbone=Fake(), outputs=tmp_path, say=str, **wrong)
 
 
 def test_lines_hold_the_facts_and_the_verdicts(tmp_path, small_benchmark):
@@ -208,7 +206,7 @@ def test_the_same_prompt_in_two_arms_is_asked_once(tmp_path, small_benchmark):
 
 def test_conditions_advance_together(small_benchmark):
     arms = experiments.find("decomposition").conditions
-    plans = list(experiments.plan(small_benchmark, arms, {}, k=3))
+    plans = list(runner.plan(small_benchmark, arms, {}, k=3))
     assert [p.condition.name for p in plans[:6]] == [arm.name for arm in arms]
     assert len({p.question.id for p in plans[:6]}) == 1
 
@@ -335,7 +333,7 @@ def test_verify_finds_answers_to_prompts_that_are_built_differently_now(
     tmp_path, small_benchmark, monkeypatch
 ):
     _run(tmp_path, Fake())
-    monkeypatch.setitem(experiments.deliver.__globals__["PREAMBLES"], "stamp", "Other words.\n")
+    monkeypatch.setitem(runner.deliver.__globals__["PREAMBLES"], "stamp", "Other words.\n")
     assert any("built differently" in problem for problem in verify(tmp_path))
 
 
@@ -351,9 +349,7 @@ def test_a_control_that_can_not_be_had_is_recorded_as_that_and_never_asked(tmp_p
     """With one record delivered there is nothing to permute; the other rungs are asked, and a repeat asks for nothing."""
 
     def run(backbone, experiment="ladder"):
-        return experiments.run(
-            experiment, benchmark="small", backbone=backbone, outputs=tmp_path, say=str, k=1
-        )
+        return runner.run(experiment, benchmark="small", backbone=backbone, outputs=tmp_path, say=str, k=1)
 
     first = Fake()
     assert run(first) == len(first.asked)
@@ -372,7 +368,7 @@ def test_a_control_that_can_not_be_had_is_recorded_as_that_and_never_asked(tmp_p
 def test_a_repeat_shares_no_answer_with_what_it_repeats(tmp_path, small_benchmark):
     """`full-again` is the noise floor: its prompts are those of `full`, and yet they are asked anew."""
     backbone = Fake()
-    experiments.run(
+    runner.run(
         "controls", benchmark="small", backbone=backbone, conditions=["full", "full-again"], outputs=tmp_path, say=str
     )  # fmt: skip
     full, again = (list(runs.read(tmp_path / f"small/fake/{n}.jsonl")) for n in ("full", "full-again"))

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from delivermem.records import Layout, Memory, Question, repeated
+
+if TYPE_CHECKING:
+    from delivermem.benchmarks.storefront import Storefront
 
 
 @dataclass(frozen=True, eq=False)
 class Benchmark:
     """A named set of questions; `revision` is a content hash (embedded sets) or a pinned commit (hub sets).
 
-    `ranker` is what its memories are retrieved with, where retrieval is not itself the question.
+    `ranker` is what its memories are retrieved with, where retrieval is not itself the question. `shop` is where an agent
+    can go, in a benchmark of errands.
     """
 
     name: str
@@ -21,6 +26,7 @@ class Benchmark:
     questions: tuple[Question, ...]
     layout: Layout = "interleaved"
     ranker: str = "bm25"
+    shop: Storefront | None = None
 
     def __post_init__(self) -> None:
         twice = repeated(question.id for question in self.questions)
@@ -35,10 +41,10 @@ class Benchmark:
         return tuple({question.memory.id: question.memory for question in self.questions}.values())
 
 
-def _mini_memlens() -> Benchmark:
+def _mini_memlens(times: float) -> Benchmark:
     from delivermem.benchmarks import mini
 
-    return mini.memlens()
+    return mini.memlens(times)
 
 
 def _mini_dmv(sessions: int) -> Benchmark:
@@ -48,7 +54,8 @@ def _mini_dmv(sessions: int) -> Benchmark:
 
 
 BENCHMARKS: dict[str, Callable[[], Benchmark]] = {
-    "mini-memlens": _mini_memlens,
+    "mini-memlens": partial(_mini_memlens, 1),
+    **{f"mini-memlens-{times}x": partial(_mini_memlens, times) for times in (2, 4, 7.4)},
     **{f"mini-dmv-{sessions}": partial(_mini_dmv, sessions) for sessions in (5, 10, 15, 50)},
 }
 

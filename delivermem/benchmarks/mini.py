@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from delivermem.benchmarks import Benchmark, asking, shop, world
+from delivermem.benchmarks.storefront import Storefront
 from delivermem.pictures import content_hash, load
 from delivermem.records import REFUSAL, Memory, Question, Record, format_time
 
@@ -28,16 +30,57 @@ ANSWERABLE = 7
 LEAST_MESSAGES = 40
 PICK_ONE_GUESS = 0.2
 """Chance of naming the right one of K delivered items blindly: an upper bound for any K of 5 or more."""
-CHAINS = {5: (40, 15), 10: (40, 15), 15: (40, 15), 50: (12, 49)}
-"""Sessions of a chain: how many chains, and how many probes each."""
+CHAINS = {5: (40, 6), 10: (40, 6), 15: (40, 6), 50: (12, 24)}
+"""Sessions of a chain: how many chains, and how many probes each; the chains together have probes at every reach."""
 _ABSENT = ("colour", "which", "when_photo", "bought", "place", "latest_place", "when_topic", "count")
 
 
-def memlens(seed: int = 0) -> Benchmark:
-    """The benchmark: 64 conversations of 40 and more messages, 448 answerable questions, 64 refusals (seed 0)."""
-    questions = [question for n in range(CONVERSATIONS) for question in _conversation(seed, n)]
-    questions = _with_guesses(questions)
-    return Benchmark("mini-memlens", _revision(questions), tuple(questions))
+def memlens(times: float = 1, seed: int = 0) -> Benchmark:
+    """The benchmark: 64 conversations of 40 and more messages, 448 answerable questions, 64 refusals (seed 0).
+
+    times: how many times as many sessions; as in MemLens, questions and evidence are the same at every length, and
+    sessions that answer nothing lie between.
+    """
+    asked = [list(_conversation(seed, n)) for n in range(CONVERSATIONS)]
+    if times > 1:
+        asked = [_longer(own, times, np.random.default_rng([seed, n, 1])) for n, own in enumerate(asked)]
+    questions = _with_guesses([question for own in asked for question in own])
+    name = "mini-memlens" if times == 1 else f"mini-memlens-{times:g}x"
+    return Benchmark(name, _revision(questions), tuple(questions))
+
+
+def _longer(questions: list[Question], times: float, rng: np.random.Generator) -> list[Question]:
+    """The questions to one conversation over a memory with more sessions, none of which touches an answer: they speak of
+    other topics and things, and show nothing that is named in a question."""
+    memory = questions[0].memory
+    asked = {word for q in questions for word in re.findall(r"[a-z]+", q.text)}
+    taken = asked | {word for record in memory for word in re.findall(r"[a-z]+", record.text)}
+    first = {record.session: record.time for record in memory}
+    start, end = min(filter(None, first.values())), max(filter(None, first.values()))
+    extra = world.filler(
+        rng,
+        round(len(first) * times) - len(first),
+        topics=[topic for topic in world.TOPICS if topic not in taken],
+        kept=[thing for thing in world.KEPT if thing not in taken],
+        wanted=lambda scene: not asked & {thing.name for thing in scene},
+    )
+    records = list(memory)
+    for number, said in enumerate(extra):
+        clock = start + (end - start) * float(rng.random())
+        clock = clock.replace(
+            hour=int(rng.integers(7, 21)), minute=int(rng.integers(60)), second=0, microsecond=0
+        )
+        for place, fields in enumerate(said):
+            seed = int(rng.integers(2**31))
+            turn = world.Turn(
+                number, place, clock, fields.pop("role", "user"), fields.pop("said"), seed=seed, **fields
+            )
+            records.append(replace(turn.record(), id=f"f{turn.id[1:]}", session=f"f{number:02d}"))
+    order = sorted(
+        records, key=lambda record: record.time or start
+    )  # stable: a session's turns stay together
+    longer = Memory(memory.id, tuple(order))
+    return [replace(question, memory=longer) for question in questions]
 
 
 def _conversation(seed: int, number: int) -> Iterator[Question]:
@@ -65,6 +108,34 @@ def _conversation(seed: int, number: int) -> Iterator[Question]:
         )
 
 
+def catalogue(products: Sequence[shop.Product]) -> dict[str, list[dict[str, Any]]]:
+    """A shop as DMV-Bench's `seed_v2.json` lists its own: categories, collections (a category in one tone), variants."""
+    places = sorted(
+        {(p.category, p.tone) for p in products}, key=lambda at: (shop.CATEGORIES.index(at[0]), at[1])
+    )
+    number: Counter[tuple[str, int]] = Counter()
+    variants = []
+    for p in products:
+        path = f"/images_v2/{p.category}/tone-{p.tone}/{number[p.category, p.tone]:02d}.png"
+        number[p.category, p.tone] += 1
+        variants.append(
+            dict(
+                id=f"var_{p.code}", collectionId=f"col_{p.category}_{p.tone}", urlHash=p.code, primaryImage=path,
+                _cue_object=p.cue[1], _cue_color=p.cue[0],
+            )
+        )  # fmt: skip
+    return dict(
+        categories=[dict(id=f"cat_{name}", slug=name, sortOrder=i) for i, name in enumerate(shop.CATEGORIES)],
+        collections=[
+            dict(
+                id=f"col_{name}_{tone}", slug=f"{name}-tone-{tone}", categoryId=f"cat_{name}", displayOrder=i
+            )
+            for i, (name, tone) in enumerate(places)
+        ],
+        variants=variants,
+    )
+
+
 def products(seed: int = 0) -> tuple[shop.Product, ...]:
     """The embedded shop's catalogue, which chains of every length share."""
     return shop.catalogue(np.random.default_rng([seed, 0]), for_benchmark=True)
@@ -81,13 +152,23 @@ def dmv(sessions: int, seed: int = 0) -> Benchmark:
     questions: list[Question] = []
     for number in range(chains):
         rng = np.random.default_rng([seed, sessions, number])
-        questions += _probes(rng, shop.chain(rng, stock, sessions), f"c{number:02d}", probes)
+        questions += _probes(rng, shop.chain(rng, stock, sessions), number, probes)
+    listed = catalogue(stock)
+    photo = {row["primaryImage"]: product for row, product in zip(listed["variants"], stock, strict=True)}
     return Benchmark(
-        f"mini-dmv-{sessions}", _revision(questions), tuple(questions), layout="images-last", ranker="tiles"
+        f"mini-dmv-{sessions}",
+        _revision(questions),
+        tuple(questions),
+        layout="images-last",
+        ranker="tiles",
+        shop=Storefront(listed, lambda path: photo[path].photo),
     )
 
 
-def _probes(rng: np.random.Generator, visits: list[shop.Visit], name: str, number: int) -> Iterator[Question]:
+def _probes(
+    rng: np.random.Generator, visits: list[shop.Visit], chain: int, number: int
+) -> Iterator[Question]:
+    name = f"c{chain:02d}"
     memory = Memory(f"mini-dmv-{name}", tuple(visit.record() for visit in visits))
     last = visits[-1].session
     asked_at = visits[-1].time + timedelta(minutes=int(rng.integers(10, 60)))
@@ -96,7 +177,7 @@ def _probes(rng: np.random.Generator, visits: list[shop.Visit], name: str, numbe
         for session in range(last)  # the session that has just ended is no recall
     }
     for i in range(number):
-        reach = 1 + i % last
+        reach = 1 + (chain * number + i) % last
         there = left[last - reach]
         if not there:
             break

@@ -6,7 +6,7 @@ somewhere, small talk. What can be asked about it is in `asking`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -125,6 +125,38 @@ def conversation(rng: np.random.Generator, *, for_benchmark: bool, sessions: int
                     Turn(number, here, clock, turn.pop("role", "user"), _said(rng, turn), seed=seed, **turn)
                 )
     return turns
+
+
+def filler(
+    rng: np.random.Generator,
+    sessions: int,
+    *,
+    topics: Sequence[str],
+    kept: Sequence[str],
+    wanted: Callable[[Scene], bool],
+) -> list[list[dict[str, Any]]]:
+    """What is said in sessions like a conversation's, on those topics and things alone, in photographs that are `wanted`:
+    the fields of each turn, without a time. Topics come again and again, so nothing of it can be asked about."""
+
+    def photo() -> dict[str, Any]:
+        while not wanted(scene := draw_scene(rng, for_benchmark=True)):
+            pass
+        return dict(topic=pick(rng, topics), scene=scene)
+
+    made = []
+    for _ in range(sessions):
+        turns = [photo() for _ in range(1 + int(rng.random() < 0.25))]
+        turns += [dict(topic=pick(rng, topics), bought=(pick(rng, list(COLOURS)), pick(rng, BOUGHT)))] * int(
+            rng.random() < 0.6
+        )
+        turns += [dict(kept=(pick(rng, kept), pick(rng, ROOMS)))] * int(rng.random() < 0.6)
+        said = []
+        for i in rng.permutation(len(turns)):
+            fields = dict(turns[i])
+            talk = _small_talk(rng, fields.get("topic") or pick(rng, topics))
+            said += [fields | dict(said=_said(rng, fields)), *talk]
+        made.append(said)
+    return made
 
 
 def _said(rng: np.random.Generator, turn: dict[str, Any]) -> str:
