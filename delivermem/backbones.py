@@ -18,7 +18,7 @@ from delivermem.records import Answer, Prompt
 from delivermem.runs import data_dir
 from delivermem.special_tokens import neutralised, restore, special_tokens
 
-MAX_NEW_TOKENS = 40
+MAX_NEW_TOKENS = 24
 """Longest answer in tokens: closed answers are words. A longer one is cut off and says so in `finish`."""
 BATCH_SIZE = 16
 GREEDY: dict[str, Any] = dict(

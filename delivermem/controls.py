@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 from PIL.Image import Image, Resampling
 
 from delivermem import pictures
-from delivermem.delivery import IMAGES_LAST, untagged
+from delivermem.delivery import IMAGES_LAST, IN_ANY_ORDER, untagged
 from delivermem.records import Item, Prompt, Question, Slot
 
 DOWN = 8
@@ -202,8 +202,7 @@ def _reordered(scene: Scene) -> Prompt | None:
 
 def shown_in(prompt: Prompt, order: Sequence[int]) -> Prompt:
     """The pictures of a prompt that shows them all last, in another order, with no word said of one."""
-    preamble = prompt.preamble.replace(IMAGES_LAST["none"], IMAGES_LAST["stamp"])
-    return replace(prompt, order=tuple(order), preamble=preamble)
+    return replace(prompt, order=tuple(order), preamble=prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER))
 
 
 def _shuffled_times(scene: Scene) -> Prompt | None:

@@ -39,12 +39,10 @@ PREAMBLES: dict[str, str] = {
     ),
     "none": "Recalled items follow in order of relevance.\n",
 }
-IMAGES_LAST: dict[str, str] = {
-    "stamp": "The pictures follow the items.\n",
-    "none": "The pictures follow the items, in their order.\n",
-}
-"""Added to the preamble where a benchmark's layout has all texts before all pictures: what pairs the two is the tag, or
-where there is none, the order."""
+IMAGES_LAST = "The pictures follow the items, in their order.\n"
+"""Added to the preamble where a benchmark's layout has all texts before all pictures."""
+IN_ANY_ORDER = "The pictures follow the items.\n"
+"""The same where the tag alone is to pair the two: in an agent's step (`text-first`) whose pictures are stamped."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +109,15 @@ def untagged(prompt: Prompt) -> Prompt:
 
 def introduced(prompt: Prompt, stamped: bool) -> Prompt:
     """With the preamble of its identity arm, and in the layout with all pictures last, a name before each item."""
-    arm = "stamp" if stamped else "none"
+    preamble = PREAMBLES["stamp" if stamped else "none"]
     if prompt.layout == "interleaved":
-        return replace(prompt, preamble=PREAMBLES[arm])
+        return replace(prompt, preamble=preamble)
     items = tuple(
         replace(item, lead=f"{item.tag} " if stamped and item.tag else f"({i}) ")
         for i, item in enumerate(prompt.items, 1)
     )
-    return replace(prompt, preamble=PREAMBLES[arm] + IMAGES_LAST[arm], items=items)
+    by_tag = stamped and prompt.layout == "text-first"
+    return replace(prompt, preamble=preamble + (IN_ANY_ORDER if by_tag else IMAGES_LAST), items=items)
 
 
 def question_block(question: Question | str) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from delivermem import controls
+from delivermem.backbones import MAX_NEW_TOKENS
 from delivermem.delivery import DELIVERMEM, Decisions
 
 TEXT_ONLY = Decisions(modality="text")
-DEFAULT_K = {f"mini-dmv-{sessions}": 5 for sessions in (5, 10, 15, 50)}
+DEFAULT_K = {**{f"mini-dmv-{sessions}": 5 for sessions in (5, 10, 15, 50)}, "mini-errand-10": 5}
 """Records delivered per question where nothing else is said: the paper's 5 on DMV-Bench, and its 10 elsewhere."""
 LENGTHS = {"mini-memlens": 1.0, "mini-memlens-2x": 2.0, "mini-memlens-4x": 4.0, "mini-memlens-7.4x": 7.4}
 """Benchmarks that differ in the length of their conversations alone: how many times as many sessions."""
@@ -35,10 +36,17 @@ class Condition:
 
 @dataclass(frozen=True)
 class Experiment:
+    """A grid, the embedded model that was trained for what it asks, and how long a reply may be, in tokens."""
+
     name: str
     conditions: tuple[Condition, ...]
+    backbone: str = "tiny-qwen3-vl"
+    max_new_tokens: int = MAX_NEW_TOKENS
 
 
+SECOND = "tiny-qwen3-vl-2"
+"""The embedded model that also learnt an agent's steps and whole conversations."""
+TOP = {k: Condition(f"top-k{k}", "bm25", k=k) for k in (1, 2, 5, 10, 20)}
 EXPERIMENTS = {
     "decomposition": Experiment(
         "decomposition",
@@ -84,18 +92,13 @@ EXPERIMENTS = {
             Condition("errand-constant", "tiles", control="constant-tag", asks="errand"),
             Condition("errand-none", "tiles", Decisions(identity="none"), asks="errand"),
         ),
+        backbone=SECOND,
+        max_new_tokens=40,
     ),
     "cost": Experiment(
-        "cost",
-        (Condition("bm25-pixels", "bm25"), Condition("full-context", "everything", asks="everything")),
+        "cost", (TOP[10], Condition("full-context", "everything", asks="everything")), backbone=SECOND
     ),
-    "frontier": Experiment(
-        "frontier",
-        (
-            Condition("bm25-pixels", "bm25"),
-            *(Condition(f"bm25-k{k}", "bm25", k=k) for k in (1, 2, 5, 20)),
-        ),
-    ),
+    "frontier": Experiment("frontier", tuple(TOP.values()), backbone=SECOND),
 }
 """The grids. `full-again` repeats `full` and shares nothing with it: what differs between the two is noise."""
 

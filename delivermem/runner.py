@@ -16,7 +16,7 @@ from delivermem.benchmarks.storefront import Storefront
 from delivermem.delivery import deliver
 from delivermem.experiments import Condition, chosen, default_k, find
 from delivermem.pictures import PictureError
-from delivermem.records import Answer, Prompt, Question, Record
+from delivermem.records import Answer, Layout, Prompt, Question, Record
 
 CHUNK = 64
 """Prompts drawn at a time: what is held in memory."""
@@ -66,7 +66,7 @@ def plan(
                     prompt = memlens.full_context(question) if not question.answer_is_record else None
                     trouble = "no tag names a memory where everything is read"
                 else:
-                    prompt = delivered_by(benchmark, question, condition, records, seed)
+                    prompt = delivered_by(benchmark, question, condition, records, seed, benchmark.layout)
             except PictureError as error:
                 trouble = f"error: {error}"
             text, pixels = runs.prompt_hashes(prompt) if prompt else (trouble, "")
@@ -123,10 +123,11 @@ def delivered_by(
     question: Question,
     condition: Condition,
     records: Sequence[Record],
-    seed: int = 0,
+    seed: int,
+    layout: Layout,
 ) -> Prompt | None:
     """What an arm makes of ranked records; None where its control can't be had."""
-    whole = deliver(records, question, condition.decisions, layout=benchmark.layout)
+    whole = deliver(records, question, condition.decisions, layout=layout)
     return controls.apply(whole, condition.control, question=question, others=benchmark.questions, seed=seed)
 
 
@@ -149,7 +150,7 @@ def errand(
         if url not in known:
             asked = replace(question, text=agent.query(question.text, url))
             known[url] = retrieval.rank(condition.ranker, asked, k, seed=seed)
-        return delivered_by(benchmark, question, condition, known[url] or (), seed)
+        return delivered_by(benchmark, question, condition, known[url] or (), seed, "text-first")
 
     return agent.Walk(shop_of(benchmark).cue(question.answer), at)
 

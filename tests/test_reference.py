@@ -196,7 +196,7 @@ def _delivered(visits, made, tags, text=""):
     records = [span.visit.record() for span in made.spans]
     prompt = deliver(records, question, decisions, layout="images-last")
     order = tuple(int(i) for i in np.argsort([span.slot[0] for span in made.spans]))
-    if order == tuple(range(len(order))) and IMAGES_LAST["none"] in made.text:
+    if order == tuple(range(len(order))) and IMAGES_LAST in made.text:
         return prompt
     return shown_in(prompt, order)
 

@@ -47,6 +47,12 @@ def _mini_memlens(times: float) -> Benchmark:
     return mini.memlens(times)
 
 
+def _mini_errands() -> Benchmark:
+    from delivermem.benchmarks import mini
+
+    return mini.errands()
+
+
 def _mini_dmv(sessions: int) -> Benchmark:
     from delivermem.benchmarks import mini
 
@@ -57,6 +63,7 @@ BENCHMARKS: dict[str, Callable[[], Benchmark]] = {
     "mini-memlens": partial(_mini_memlens, 1),
     **{f"mini-memlens-{times}x": partial(_mini_memlens, times) for times in (2, 4, 7.4)},
     **{f"mini-dmv-{sessions}": partial(_mini_dmv, sessions) for sessions in (5, 10, 15, 50)},
+    "mini-errand-10": _mini_errands,
 }
 
 

@@ -30,8 +30,10 @@ ANSWERABLE = 7
 LEAST_MESSAGES = 40
 PICK_ONE_GUESS = 0.2
 """Chance of naming the right one of K delivered items blindly: an upper bound for any K of 5 or more."""
-CHAINS = {5: (40, 6), 10: (40, 6), 15: (40, 6), 50: (12, 24)}
-"""Sessions of a chain: how many chains, and how many probes each; the chains together have probes at every reach."""
+CHAINS = {5: (40, 15), 10: (40, 15), 15: (40, 15), 50: (12, 49)}
+"""Sessions of a chain: how many chains, and how many probes each."""
+ERRANDS = (10, 5)
+"""Sessions of a chain, and how many of its probes are errands; the chains together have one at every reach."""
 _ABSENT = ("colour", "which", "when_photo", "bought", "place", "latest_place", "when_topic", "count")
 
 
@@ -141,6 +143,18 @@ def products(seed: int = 0) -> tuple[shop.Product, ...]:
     return shop.catalogue(np.random.default_rng([seed, 0]), for_benchmark=True)
 
 
+def errands(seed: int = 0) -> Benchmark:
+    """An agent's errands: of each chain of `dmv` some probes, which begin at another reach in every chain."""
+    sessions, wanted = ERRANDS
+    whole = dmv(sessions, seed)
+    questions: list[Question] = []
+    for number, memory in enumerate(whole.memories):
+        own = [question for question in whole.questions if question.memory is memory]
+        questions += [own[(number * wanted + i) % len(own)] for i in range(wanted)]
+    name = f"mini-errand-{sessions}"
+    return replace(whole, name=name, revision=_revision(questions), questions=tuple(questions))
+
+
 def dmv(sessions: int, seed: int = 0) -> Benchmark:
     """Chains of `sessions` sessions in one shop, and probes for products seen at every reach, in DMV-Bench's layout.
 
@@ -152,7 +166,7 @@ def dmv(sessions: int, seed: int = 0) -> Benchmark:
     questions: list[Question] = []
     for number in range(chains):
         rng = np.random.default_rng([seed, sessions, number])
-        questions += _probes(rng, shop.chain(rng, stock, sessions), number, probes)
+        questions += _probes(rng, shop.chain(rng, stock, sessions), f"c{number:02d}", probes)
     listed = catalogue(stock)
     photo = {row["primaryImage"]: product for row, product in zip(listed["variants"], stock, strict=True)}
     return Benchmark(
@@ -165,10 +179,7 @@ def dmv(sessions: int, seed: int = 0) -> Benchmark:
     )
 
 
-def _probes(
-    rng: np.random.Generator, visits: list[shop.Visit], chain: int, number: int
-) -> Iterator[Question]:
-    name = f"c{chain:02d}"
+def _probes(rng: np.random.Generator, visits: list[shop.Visit], name: str, number: int) -> Iterator[Question]:
     memory = Memory(f"mini-dmv-{name}", tuple(visit.record() for visit in visits))
     last = visits[-1].session
     asked_at = visits[-1].time + timedelta(minutes=int(rng.integers(10, 60)))
@@ -177,7 +188,7 @@ def _probes(
         for session in range(last)  # the session that has just ended is no recall
     }
     for i in range(number):
-        reach = 1 + (chain * number + i) % last
+        reach = 1 + i % last
         there = left[last - reach]
         if not there:
             break

@@ -17,7 +17,7 @@ from transformers import (
 
 from delivermem import agent
 from delivermem.benchmarks import asking, scenes, shop, world
-from delivermem.delivery import IMAGES_LAST, PREAMBLES, SYSTEM, question_block
+from delivermem.delivery import IMAGES_LAST, IN_ANY_ORDER, PREAMBLES, SYSTEM, question_block
 from delivermem.processors import StillQwen3VLProcessor
 from delivermem.records import REFUSAL, format_time
 from delivermem.reference import errands
@@ -63,7 +63,7 @@ def _corpus(conversations: int = 1500) -> Iterator[str]:
         yield "\n".join(
             [SYSTEM, *PREAMBLES.values(), REFUSAL, "user\n", "system\n", "assistant\n", "Question date:"]
         )
-        yield "\n".join([*IMAGES_LAST.values(), agent.SYSTEM, *errands.texts(), *captions])
+        yield "\n".join([IMAGES_LAST, IN_ANY_ORDER, agent.SYSTEM, *errands.texts(), *captions])
         yield "".join(f"\nM{i} M{i} M{i}" for i in range(1, 21)) + "\nM"
         yield "".join(f"{word}\n {word}\n" for word in words)
         yield "".join(f"/{i:02d}:{i:02d} {i:02d}" for i in range(60))

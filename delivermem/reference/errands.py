@@ -63,7 +63,7 @@ def context(
 ) -> Errand:
     """One step; arguments as of `corpus.context`."""
     view = shopping.recalled(rng, visits, k)
-    prompt = shopping.shown(rng, view, visits, modality, times, tags)
+    prompt = shopping.shown(rng, view, visits, modality, times, tags, "text-first")
     counts, unique = shopping.things(view)
     at, (colour, name, (column, row)) = pick(rng, unique)
     where = rng.random()

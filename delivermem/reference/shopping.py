@@ -12,7 +12,7 @@ from delivermem.benchmarks import asking, scenes, shop
 from delivermem.benchmarks.world import pick
 from delivermem.controls import shown_in
 from delivermem.delivery import Decisions, Modality, deliver
-from delivermem.records import REFUSAL, Memory, Prompt, Question
+from delivermem.records import REFUSAL, Layout, Memory, Prompt, Question
 from delivermem.reference.corpus import Context, Labelled, slot_text, tagged
 
 CELLS = shop.FRAME // scenes.CELL
@@ -99,11 +99,12 @@ def shown(
     modality: Modality,
     times: bool,
     tags: str,
+    layout: Layout = "images-last",
 ) -> Prompt:
     """The visits delivered; where a tag can be read the pictures' order tells nothing half the time."""
     asked_at = Question("", "", "", "", Memory("", ()), time=max(visit.time for visit in visits))
     decisions = Decisions(modality, "none", "store" if times else "none")
-    prompt = deliver([visit.record() for visit in view], asked_at, decisions, layout="images-last")
+    prompt = deliver([visit.record() for visit in view], asked_at, decisions, layout=layout)
     prompt = tagged(rng, prompt, tags)
     if tags in READABLE and prompt.slots and rng.random() < 0.5:
         return shown_in(prompt, rng.permutation(len(prompt.slots)).tolist())
