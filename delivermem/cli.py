@@ -1,4 +1,4 @@
-"""The command line: `delivermem run | status | figures | ranks | verify`."""
+"""The command line: `delivermem run | status | show | figures | ranks | verify`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,16 @@ def main(
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="decomposition, ladder, controls or adapter")],
+    experiment: Annotated[
+        str, typer.Argument(help="decomposition, ladder, controls, adapter, errand, cost or frontier")
+    ],
     benchmark: Annotated[str, typer.Option()] = "mini-memlens",
     backbone: Annotated[
-        str, typer.Option(help="A folder in data/models, a path, or owner/name@revision.")
-    ] = "tiny-qwen3-vl",
+        str,
+        typer.Option(
+            help="A folder in data/models, a path, or owner/name@revision; default: the experiment's embedded model."
+        ),
+    ] = "",
     conditions: Annotated[str, typer.Option(help="Some of the conditions, by commas.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="The first N questions only.")] = None,
     k: Annotated[int | None, typer.Option(min=1, help="Records delivered per question.")] = None,
@@ -51,23 +56,26 @@ def run(
     dry_run: Annotated[bool, typer.Option(help="Say what is missing; load no model.")] = False,
 ) -> None:
     """Answer what is missing of EXPERIMENT; a second run makes no model call."""
-    from delivermem import backbones, benchmarks, experiments, runs
+    from delivermem import backbones, benchmarks, experiments, runner, runs
 
     names = [name.strip() for name in conditions.split(",") if name.strip()] or None
     try:
-        arms = experiments.chosen(experiments.find(experiment), names)
+        grid = experiments.find(experiment)
+        arms = experiments.chosen(grid, names)
         data = benchmarks.load(benchmark)
-        model = backbones.load(backbone, batch_size=batch_size)
+        model = backbones.load(
+            backbone or grid.backbone, batch_size=batch_size, max_new_tokens=grid.max_new_tokens
+        )
         if dry_run:
             root = (outputs or runs.data_dir() / "outputs") / benchmark / model.name
             k = experiments.default_k(benchmark) if k is None else k
-            held = {} if fresh else experiments.kept(root, arms)
-            plans = experiments.plan(data, arms, model.identity, k=k, limit=limit)
+            held = {} if fresh else runner.kept(root, arms)
+            plans = runner.plan(data, arms, model.identity, k=k, limit=limit)
             cached = [(p.condition.name, p.line["key"]) in held for p in plans]
             missing = cached.count(False)
             typer.echo(f"{len(cached)} answers at K = {k}: {cached.count(True)} cached, {missing} to be had")
             return
-        experiments.run(
+        runner.run(
             experiment,
             benchmark=benchmark,
             backbone=model,
@@ -113,6 +121,32 @@ def _table(rows: list[dict[str, Any]]) -> None:
     widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
     for row in cells:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command()
+def show(
+    question: Annotated[str, typer.Argument(help="A question's id, such as q000-3.")],
+    condition: Annotated[str, typer.Option(help="A condition of any experiment, such as gold-pixels.")],
+    benchmark: Annotated[str, typer.Option()] = "mini-memlens",
+    backbone: Annotated[str, typer.Option(help="As its folder of answers is called.")] = "tiny-qwen3-vl",
+    outputs: Outputs = None,
+    to: Annotated[
+        Path | None, typer.Option(help="The page's file, or its folder; default: a file here.")
+    ] = None,
+) -> None:
+    """Write what the model saw and said for QUESTION as one page of HTML; exit 1 if the answer does not hold."""
+    from delivermem import show as pages
+
+    try:
+        seen = pages.find(question, condition, benchmark=benchmark, backbone=backbone, outputs=outputs)
+        path = pages.write(seen, to)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    typer.echo(path)
+    for trouble in seen.troubles:
+        typer.echo(f"delivermem: {trouble}", err=True)
+    if seen.troubles:
+        raise typer.Exit(1)
 
 
 @app.command()
