@@ -156,7 +156,7 @@ def figures(
     ] = None,
 ) -> None:
     """Execute the notebooks from the cached answers: figures, tables and numbers anew."""
-    from delivermem import notebooks
+    from delivermem import notebooks, readme
 
     try:
         paths = notebooks.find(numbers or ())
@@ -172,7 +172,7 @@ def figures(
         if aside:
             typer.echo(aside, err=True)
     try:
-        notebooks.refresh_readme()
+        readme.refresh()
     except (ValueError, OSError) as error:
         _refuse(error)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -91,33 +90,3 @@ def clean(notebook: Any) -> None:
             for kind, value in (output.get("data") or {}).items():
                 if kind.startswith("text/") and isinstance(value, str):
                     output.data[kind] = re.sub(here + "/?", "", value)
-
-
-MARKS = ("<!-- numbers: made by `delivermem figures` -->", "<!-- /numbers -->")
-
-
-def numbers_table(path: Path | None = None) -> str:
-    """The README's table: the decomposition's numbers of `figures/numbers.json` that have an interval, and who gave them."""
-    numbers = json.loads((path or root() / "figures" / "numbers.json").read_text(encoding="utf-8"))
-    rows = ["| measured here | value | 95 % interval | n |", "|---|---|---|---|"]
-    runs = []
-    for name, entry in sorted(numbers.items()):
-        if entry.get("low") is not None and name.startswith("decomposition."):
-            label = name.split(".")[1].replace("_", " ")
-            interval = f"{entry['low']:.1f} to {entry['high']:.1f}"
-            rows.append(f"| {label} | {entry['value']:.1f} {entry['unit']} | {interval} | {entry['n']} |")
-            runs.append(entry["run"])
-    return "\n".join(rows) + "\n\nMeasured on: " + "; ".join(dict.fromkeys(runs)) + "\n"
-
-
-def refresh_readme(path: Path | None = None, numbers: Path | None = None) -> None:
-    """Put the current numbers between the README's marks; the rest of the file stays as it is."""
-    path = path or root() / "README.md"
-    before, _, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
-    _, mark, after = rest.partition(MARKS[1])
-    if not mark:
-        raise ValueError(
-            f"{path}: the marks {MARKS[0]} and {MARKS[1]} are gone; put them back around the numbers"
-        )
-    text = f"{before}{MARKS[0]}\n{numbers_table(numbers)}{MARKS[1]}{after}"
-    path.write_text(text, encoding="utf-8", newline="\n")

@@ -10,7 +10,7 @@ import shutil
 import nbformat
 import pytest
 
-from delivermem import notebooks
+from delivermem import notebooks, readme
 
 PATHS = notebooks.find()
 EVERY = sorted((notebooks.root() / "notebooks").glob("*.ipynb"))
@@ -69,7 +69,7 @@ def test_the_readme_shows_the_current_numbers(tmp_path):
     readme = notebooks.root() / "README.md"
     copy = tmp_path / "README.md"
     shutil.copy(readme, copy)
-    notebooks.refresh_readme(copy)
+    readme.refresh(copy)
     assert copy.read_bytes() == readme.read_bytes()
 
 
@@ -86,4 +86,4 @@ def test_a_readme_without_its_marks_is_refused(tmp_path):
     path = tmp_path / "README.md"
     path.write_text("# x\n")
     with pytest.raises(ValueError, match="marks"):
-        notebooks.refresh_readme(path)
+        readme.refresh(path)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delivermem import backbones, dense, experiments, granularity, runner, runs
+from delivermem import agent, backbones, dense, experiments, granularity, runner, runs
 from delivermem.benchmarks import load, mini, shop
 from delivermem.delivery import Decisions, deliver
 from delivermem.retrieval import rank
@@ -109,12 +109,32 @@ def test_every_embedded_answer_is_there_and_judged():
         ("ladder", ["mini-memlens", "mini-dmv-10"]),
         ("controls", ["mini-memlens", "mini-dmv-10"]),
         ("adapter", [f"mini-dmv-{sessions}" for sessions in (5, 10, 15, 50)]),
+        ("errand", ["mini-errand-10"]),
+        ("cost", list(experiments.LENGTHS)),
+        ("frontier", ["mini-memlens"]),
     ):
         for name in names:
             for condition in experiments.find(experiment).conditions:
                 row = rows[name, condition.name]
                 assert row["answers"] == len(load(name).questions)
                 assert row["unjudged"] == row["failed"] == 0, row
+
+
+def test_the_second_model_finds_its_way_and_reads_whole_conversations():
+    walks = runs.load("errand", benchmark="mini-errand-10", backbone=experiments.SECOND)
+    right = (walks.verdict == "right").groupby(walks.condition).mean()
+    assert right["errand-stamp"] >= 0.8 and walks.steps.map(len).max() <= agent.STEPS
+    read = runs.load("cost", benchmark="mini-memlens", backbone=experiments.SECOND)
+    asked = read[(read.condition == "full-context") & (read.status == "ok") & (read.kind != "answer_refusal")]
+    assert len(asked) > 300 and (asked.verdict == "right").mean() >= 2 * asked.guess.mean()
+    assert set(asked.subtype).isdisjoint({"which"})
+
+
+def test_what_exceeds_the_context_was_not_asked_and_is_no_accuracy():
+    read = runs.load("cost", benchmark="mini-memlens-7.4x", backbone=experiments.SECOND)
+    whole = read[(read.condition == "full-context") & (read.subtype != "which")]
+    assert (whole.status == "not_applicable").all() and (whole.verdict == "unjudged").all()
+    assert (whole.text_tokens + whole.image_tokens > 4096).all() and (whole.images > 50).all()
 
 
 def test_the_encoder_finds_far_above_chance_and_ranks_as_it_did():

@@ -1,0 +1,100 @@
+"""The README's generated parts: what was measured, and what every notebook takes, each between its marks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from delivermem import experiments, runs
+from delivermem.notebooks import root
+
+MARKS = {
+    "numbers": ("<!-- numbers: made by `delivermem figures` -->", "<!-- /numbers -->"),
+    "notebooks": ("<!-- notebooks: made by `delivermem figures` -->", "<!-- /notebooks -->"),
+}
+HEADLINES = {
+    "decomposition.delivery_term": "gold messages: their pixels, delivered against withheld",
+    "decomposition.retrieval_term": "pixels delivered: gold messages against the retriever's",
+    "decomposition.gap": "gap of the two",
+    "controls.mini-memlens.D2_none": "D2, conversations: stamped tags against none",
+    "controls.mini-memlens.D3_none": "D3, conversations: dates against none",
+    "controls.mini-dmv-10.D2_none": "D2, shop, one question: stamped tags against none",
+    "adapter.mini-dmv-50.R1_whole": "R1, shop, 50 sessions: tiles against whole pictures",
+}
+"""Entries of `figures/numbers.json` that the README shows, and what it calls them."""
+SECTIONS = (
+    ("The problem; The stage", "00_start_here", "", ()),
+    ("A controlled decomposition", "01_decomposition", "fig1", ("decomposition",)),
+    ("Counterfactual images", "02_counterfactual_ladder", "fig2", ("ladder",)),
+    ("Each decision against its control", "03_delivery_controls", "fig3", ("controls", "adapter")),
+    ("Failure analysis", "04_failure_traces", "fig4", ("errand",)),
+    ("Cost", "05_cost_curve", "fig5", ("cost", "frontier")),
+    ("Results", "06_results", "fig6", ()),
+)
+"""Section of the paper's page, notebook, how its figures' names begin, the experiments it draws first."""
+
+
+def numbers_table(numbers: Path | None = None) -> str:
+    """HEADLINES as they were measured, with interval and n, and what they were measured on."""
+    path = numbers or root() / "figures" / "numbers.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    missing = [name for name in HEADLINES if name not in found]
+    if missing:
+        raise ValueError(f"{path}: no entry {missing[0]!r}; make it with: delivermem figures")
+    rows = ["| measured here | value | 95 % interval | n |", "|---|---|---|---|"]
+    for name, label in HEADLINES.items():
+        entry = found[name]
+        interval = "" if entry.get("low") is None else f"{entry['low']:.1f} to {entry['high']:.1f}"
+        rows.append(f"| {label} | {entry['value']:+.1f} {entry['unit']} | {interval} | {entry['n']} |")
+    about = dict.fromkeys(found[name]["run"] for name in HEADLINES)
+    return "\n".join([*rows, "", "Measured on:", "", *(f"- {run}" for run in about)]) + "\n"
+
+
+def notebooks_table(outputs: Path | None = None) -> str:
+    """One row a notebook: section, figures, and the time that the answers at hand took (by their own `seconds`)."""
+    rows = [
+        "| paper | notebook | figures | from the cache | from scratch | Colab |",
+        "|---|---|---|---|---|---|",
+    ]
+    for section, stem, prefix, names in SECTIONS:
+        drawn = sorted(p.stem for p in (root() / "figures").glob(f"{prefix}*.png")) if prefix else []
+        figures = ", ".join(f"[`{name.split('_')[0]}`](figures/{name}.png)" for name in drawn)
+        commands = ", ".join(f"`delivermem run {name}`" for name in names)
+        again = f"{_hours(names, outputs):.1f} h CPU: {commands}" if names else "answers of the others"
+        if stem.startswith("00"):
+            again = "asks the model live"
+        rows.append(
+            f"| {section} | [`{stem}`](notebooks/{stem}.ipynb) | {figures or 'prompts as delivered'} "
+            f"| CPU, under a minute | {again} | CPU runtime |"
+        )
+    own = "[`90_reference_models`](notebooks/90_reference_models.ipynb)"
+    rows.append(
+        f"| (not in the paper) | {own} | | by hand | `python -m delivermem.reference.train` and `.siglip` | |"
+    )
+    return "\n".join(rows) + "\n"
+
+
+def _hours(names: tuple[str, ...], outputs: Path | None) -> float:
+    """Hours that the distinct answers of these experiments took, over all folders at hand."""
+    seconds: dict[str, float] = {}
+    for folder in runs.folders(outputs):
+        for name in names:
+            for condition in experiments.find(name).conditions:
+                lines: Any = runs.read(folder / f"{condition.name}.jsonl")
+                seconds |= {line["key"]: line["seconds"] for line in lines}
+    return sum(seconds.values()) / 3600
+
+
+def refresh(path: Path | None = None, numbers: Path | None = None) -> None:
+    """Put the current tables between the README's marks; the rest of the file stays as it is."""
+    path = path or root() / "README.md"
+    text = path.read_text(encoding="utf-8")
+    for name, table in (("numbers", numbers_table(numbers)), ("notebooks", notebooks_table())):
+        begin, end = MARKS[name]
+        before, _, rest = text.partition(begin)
+        _, mark, after = rest.partition(end)
+        if not mark:
+            raise ValueError(f"{path}: the marks {begin} and {end} are gone; put them back around the table")
+        text = f"{before}{begin}\n{table}{end}{after}"
+    path.write_text(text, encoding="utf-8", newline="\n")
