@@ -26,7 +26,6 @@ REFUSAL = "Insufficient information"
 """What a model is asked to reply when the delivered memory does not hold the answer."""
 
 Layout = Literal["interleaved", "images-last", "text-first", "chat"]
-Role = Literal["user", "assistant"]
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _TIME = re.compile(
@@ -287,33 +286,26 @@ class Prompt:
         Text stands as it was stored; `special_tokens.neutralised` breaks a model's control tokens in it, as the backbone
         of this package does.
         """
-
-        def block(part: str | Slot) -> dict[str, Any]:
-            if isinstance(part, str):
-                return {"type": "text", "text": part}
-            return {"type": "image", "image": part.image}
-
-        return [
-            {"role": "system", "content": [block(self.system)]},
-            *({"role": role, "content": [block(part) for part in parts]} for role, parts in self.messages),
-        ]
+        system = {"role": "system", "content": [{"type": "text", "text": self.system}]}
+        return [system, *self._chat(lambda slot: {"type": "image", "image": slot.image})]
 
     def to_openai(self) -> list[dict[str, Any]]:
         """Chat messages for an OpenAI-compatible server, images as lossless data URLs in their places. Text stands as it
         was stored: where users write it, see to it that your server takes no control tokens from it."""
 
-        def block(part: str | Slot) -> dict[str, Any]:
-            if isinstance(part, str):
-                return {"type": "text", "text": part}
+        def image(slot: Slot) -> dict[str, Any]:
             buffer = io.BytesIO()
-            part.image.save(buffer, format="PNG", compress_level=1)
+            slot.image.save(buffer, format="PNG", compress_level=1)
             url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
             return {"type": "image_url", "image_url": {"url": url}}
 
-        return [
-            {"role": "system", "content": self.system},
-            *({"role": role, "content": [block(part) for part in parts]} for role, parts in self.messages),
-        ]
+        return [{"role": "system", "content": self.system}, *self._chat(image)]
+
+    def _chat(self, image: Callable[[Slot], dict[str, Any]]) -> list[dict[str, Any]]:
+        def block(part: str | Slot) -> dict[str, Any]:
+            return {"type": "text", "text": part} if isinstance(part, str) else image(part)
+
+        return [{"role": role, "content": [block(p) for p in parts]} for role, parts in self.messages]
 
     @property
     def accounting(self) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from delivermem import controls, pictures
-from delivermem.benchmarks import load
+from delivermem.benchmarks import load, memlens
 from delivermem.controls import CONTROLS, LADDER
-from delivermem.delivery import DELIVERMEM, Decisions, deliver
+from delivermem.delivery import DELIVERMEM, IMAGES_LAST, IN_ANY_ORDER, Decisions, deliver
 from delivermem.records import Memory, Picture, Question, Record, Slot
 from delivermem.retrieval import rank
 
@@ -183,6 +183,35 @@ def test_reordered_pictures_are_the_same_under_the_same_tags_and_none_in_its_pla
     assert "in their order" in prompt.preamble and "order.\n" not in changed.preamble.split("\n")[-2]
     swapped = _put(changed, question, "blank", name="mini-dmv-5")
     assert [(s.record_id, s.tag) for s in swapped.slots] == [(s.record_id, s.tag) for s in changed.slots]
+
+
+@pytest.mark.parametrize("layout", ["images-last", "text-first"])
+@pytest.mark.parametrize("identity", ["stamp", "none"])
+def test_pictures_shown_in_another_order_come_with_no_word_of_one(layout, identity):
+    """In an agent's step, stamped, nothing was said of one before: there the order alone changes."""
+    question, prompt = _prompt("mini-dmv-5", 3)
+    records = [question.memory[i] for i in prompt.delivered]
+    prompt = deliver(records, question, Decisions(identity=identity), layout=layout)
+    order = [*range(1, len(prompt.slots)), 0]
+    changed = controls.shown_in(prompt, order)
+    assert [slot.record_id for slot in changed.slots] == [prompt.slots[i].record_id for i in order]
+    assert changed.preamble.endswith(IN_ANY_ORDER) and IMAGES_LAST not in changed.text
+    assert changed.preamble == prompt.preamble.replace(IMAGES_LAST, IN_ANY_ORDER)
+    assert (changed.text == prompt.text) == (layout == "text-first" and identity == "stamp")
+    moved = _put(prompt, question, "reordered", name="mini-dmv-5")
+    assert moved.preamble == changed.preamble and moved.items == prompt.items
+
+
+@pytest.mark.parametrize("control", ["reordered", "constant-tag", "blank"])
+def test_a_control_of_a_whole_conversation_changes_its_pictures_alone_or_can_not_be_had(control):
+    """Read whole, pictures stand in their messages, under headers that are no control's to change."""
+    question = load("mini-memlens").questions[3]
+    prompt = memlens.full_context(question)
+    changed = controls.apply(prompt, control, question=question)
+    if changed is None:
+        return
+    assert changed.text == prompt.text
+    assert [part for part in changed.parts if isinstance(part, Slot)] == [*changed.slots]
 
 
 @pytest.fixture(scope="module")

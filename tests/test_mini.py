@@ -23,6 +23,11 @@ def benchmark_():
     return load("mini-memlens")
 
 
+@pytest.fixture(scope="module")
+def longer():
+    return load("mini-memlens-2x")
+
+
 def test_an_unknown_benchmark_lists_the_known_ones():
     with pytest.raises(ValueError, match="mini-memlens"):
         load("mini-memlense")
@@ -183,11 +188,12 @@ def test_an_ask_is_true_of_the_turns_it_was_asked_of(seed, subtype):
         assert showing == [asked.answer]
 
 
-@pytest.mark.parametrize("sessions", [5, 15])
-def test_a_chain_asks_for_one_product_that_its_pixels_alone_name(sessions):
+@pytest.mark.parametrize(("sessions", "chains", "probes"), [(5, 40, 600), (15, 40, 600), (50, 12, 588)])
+def test_a_chain_asks_for_one_product_that_its_pixels_alone_name(sessions, chains, probes):
     """Every probed cue is on one frame of the chain, in no text; reach counts sessions; codes are the pages'."""
     data = load(f"mini-dmv-{sessions}")
-    assert len(data.questions) == 600 and len(data.memories) == 40 and data.layout == "images-last"
+    assert len(data.questions) == probes and len(data.memories) == chains and data.layout == "images-last"
+    assert {q.subtype for q in data.questions} == {f"reach {n}" for n in range(1, sessions)}
     cue_words = {*scenes.COLOURS, *scenes.OBJECTS}
     for question in data.questions:
         (gold,) = question.gold
@@ -201,6 +207,116 @@ def test_a_chain_asks_for_one_product_that_its_pixels_alone_name(sessions):
             words = set(re.findall(r"\w+", record.text.lower()))
             words |= set(re.findall(r"\w+", record.pictures[0].caption.lower()))
             assert not words & cue_words and record.time is not None
+
+
+def test_errands_are_probes_of_every_chain_at_every_reach_in_the_same_shop():
+    """As DMV-Bench's probes, to the same memories; the product that is looked for has a page, whose picture is gold's."""
+    data, whole = load("mini-errand-10"), load("mini-dmv-10")
+    assert len(data.memories) == 40 and Counter(q.memory.id for q in data.questions) == Counter(
+        {memory.id: 5 for memory in whole.memories}
+    )
+    assert {q.subtype for q in data.questions} == {f"reach {n}" for n in range(1, 10)}
+    assert data.revision != whole.revision and (data.layout, data.ranker) == (whole.layout, whole.ranker)
+    probes = {q.id: q for q in whole.questions}
+    for question in data.questions:
+        twin = probes[question.id]
+        assert (question.text, question.answer, question.gold) == (twin.text, twin.answer, twin.gold)
+        page = f"/product/{question.answer}"
+        assert page in data.shop and question.text == shop.probe(*data.shop.cue(question.answer).split())
+        (picture,) = question.memory[question.gold[0]].pictures
+        assert data.shop.image(page).tobytes() == open_picture(picture).tobytes()
+
+
+# -- longer conversations -------------------------------------------------------------------------------------
+
+
+def _seen(record):
+    """What a record holds, its pictures by their pixels."""
+    shown = [(picture.id, content_hash(open_picture(picture))) for picture in record.pictures]
+    return record.id, record.text, record.time, record.role, record.session, shown
+
+
+def test_a_longer_conversation_is_asked_the_same_and_holds_all_that_the_shorter_one_held(benchmark_, longer):
+    assert (benchmark_.name, longer.name) == ("mini-memlens", "mini-memlens-2x")
+    assert benchmark_.revision == "b3f2b150cc197f90" != longer.revision
+    for old, new in zip(benchmark_.questions, longer.questions, strict=True):
+        for field in (
+            "id",
+            "text",
+            "answer",
+            "kind",
+            "subtype",
+            "time",
+            "gold",
+            "needs",
+            "guess",
+            "answer_is_record",
+        ):
+            assert getattr(old, field) == getattr(new, field), field
+    for old, new in zip(benchmark_.memories, longer.memories, strict=True):
+        kept = [record for record in new if record.id in old]
+        assert [record.id for record in kept] == [record.id for record in old]
+        assert [_seen(record) for record in kept] == [_seen(record) for record in old]
+
+
+def test_a_longer_conversation_has_as_many_sessions_more_and_every_one_in_its_time(benchmark_, longer):
+    for old, new in zip(benchmark_.memories, longer.memories, strict=True):
+        sessions = [record.session for record in new]
+        assert len(set(sessions)) == 2 * len({record.session for record in old})
+        times = [record.time for record in new]
+        assert times == sorted(times)
+        begun = [a for a, b in zip(sessions, ["", *sessions], strict=False) if a != b]
+        assert len(begun) == len(set(begun))  # no session goes on after another has begun
+        assert all(len({r.time for r in new if r.session == name}) == 1 for name in set(sessions))
+    for question in longer.questions:
+        assert max(record.time for record in question.memory) < question.time
+
+
+def test_what_is_added_says_no_topic_and_no_thing_of_the_questions_or_of_the_conversation(benchmark_, longer):
+    names = {*world.TOPICS, *world.KEPT}
+    for old, new in zip(benchmark_.memories, longer.memories, strict=True):
+        asked = [q.text for q in benchmark_.questions if q.memory is old]
+        held = {word for text in (*asked, *(r.text for r in old)) for word in re.findall(r"\w+", text)}
+        added = {word for r in new if r.id not in old for word in re.findall(r"\w+", r.text)}
+        assert added & names and not added & held & names
+
+
+@pytest.mark.parametrize("times", [2, 7.4])
+def test_what_is_added_shows_nothing_that_a_question_names_and_is_drawn_from_the_benchmarks_own(
+    monkeypatch, times
+):
+    drawn, render = {}, world.render
+    monkeypatch.setattr(mini, "CONVERSATIONS", 3)
+    monkeypatch.setattr(
+        world, "render", lambda scene, seed: drawn.setdefault((scene, seed), render(scene, seed))
+    )
+    data = mini.memlens(times)
+    assert data.name == f"mini-memlens-{times}x" and mini.memlens(times).revision == data.revision
+    scene_of = {id(image): scene for (scene, _), image in drawn.items()}
+    for memory in data.memories:
+        asked = {w for q in data.questions if q.memory is memory for w in re.findall(r"\w+", q.text)}
+        added = [p for record in memory if record.session.startswith("f") for p in record.pictures]
+        assert added and len({record.session for record in memory}) == round(10 * times)
+        for picture in added:
+            scene = scene_of[id(picture.source)]
+            assert scenes.reserved(scene) and not asked & {thing.name for thing in scene}
+
+
+def test_no_two_pictures_of_a_longer_conversation_have_one_name(longer):
+    for memory in longer.memories:
+        names = [picture.id for record in memory for picture in record.pictures]
+        assert len(set(names)) == len(names)
+
+
+def test_a_longer_conversation_written_as_memlens_and_read_back_is_the_same(longer, tmp_path):
+    part = type(longer)("part", "0", longer.questions[:8])
+    again = memlens.read(mini.write_memlens(part, tmp_path))
+    (old,), (new,) = part.memories, again.memories
+    for a, b in zip(old, new, strict=True):
+        assert (a.id, a.text, a.time, a.role, a.session) == (b.id, b.text, b.time, b.role, b.session)
+        assert [content_hash(open_picture(p)) for p in a.pictures] == [
+            content_hash(open_picture(p)) for p in b.pictures
+        ]
 
 
 def test_a_cue_is_small_and_found_by_differencing():

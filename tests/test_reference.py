@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from delivermem import agent, dense, encoders, runs
-from delivermem.benchmarks import asking, scenes, shop, world
+from delivermem.benchmarks import asking, memlens, scenes, shop, world
 from delivermem.controls import shown_in
 from delivermem.delivery import IMAGES_LAST, Decisions, deliver
 from delivermem.records import REFUSAL, Memory, Picture, Question, Record, Slot
-from delivermem.reference import build, corpus, errands, shopping, siglip
+from delivermem.reference import build, corpus, errands, shopping, siglip, train
 from delivermem.reference.muon import Muon
 from delivermem.reference.train import Trainer
 from delivermem.retrieval import rank
@@ -128,6 +128,83 @@ def test_what_a_token_should_hold_is_what_its_item_and_its_question_say(trainer,
         for (group, source), words in held.items():
             if source >= first[number] and batch["seg"][0, source] == number:
                 assert words <= set(asked.text.replace("?", " ").split()), (group, words, asked.text)
+
+
+def _read_whole(turns, text=""):
+    """All of the turns as a model without a memory is asked about them."""
+    memory = Memory("", tuple(turn.record() for turn in turns))
+    return memlens.full_context(Question("", text, "", "", memory, time=max(turn.time for turn in turns)))
+
+
+@pytest.mark.parametrize("sessions", [3, 5])
+def test_a_packed_conversation_is_the_prompt_that_reads_everything_and_gives_its_logits(trainer, sessions):
+    """As for what is delivered: a message a turn, of its role, with its session's header, its pictures in place."""
+    rng = np.random.default_rng(sessions)
+    turns = world.conversation(rng, for_benchmark=False, sessions=sessions)
+    made = corpus.whole(rng, turns, questions=3)
+    asked, answer = made.asks[0]
+    prompt = _read_whole(turns, asked.text)
+    assert {role for role, _ in prompt.messages} == {"user", "assistant"} and prompt.slots
+    _packed_is_real(trainer, made, prompt, answer)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_asked_of_a_whole_conversation_needs_no_tag_and_is_answered_from_all_of_it(seed):
+    """Without tags nothing can be named by one; every question that is not a refusal has its evidence there."""
+    rng = np.random.default_rng(seed)
+    turns = world.conversation(rng, for_benchmark=False)
+    made = corpus.whole(rng, turns, questions=30, absent=0.3)
+    sorts = {asked.subtype for asked, _ in made.asks}
+    assert len(made.asks) > 15 and "which" not in sorts and len(sorts) > 6
+    for asked, answer in made.asks:
+        assert answer == (REFUSAL if asked.refusal else asked.answer) and bool(asked.gold) != asked.refusal
+    photos = [turn for turn in turns if turn.scene is not None]
+    assert len(made.images) == len(made.labels) == len(photos)
+    for image, labels, turn in zip(made.images, made.labels, photos, strict=True):
+        assert image.tobytes() == scenes.render(turn.scene, turn.seed).tobytes()
+        shown = {
+            (list(scenes.COLOURS)[c.colour], list(scenes.OBJECTS)[c.object]) for c in labels if c.object >= 0
+        }
+        assert shown == {thing[:2] for thing in turn.scene} and {cell.tag for cell in labels} == {-1}
+
+
+def test_every_item_of_a_whole_conversation_lies_where_its_span_says_under_its_sessions_date(trainer):
+    """Its words, its picture's place, and the date of the header above it; what the hints bind lies there too."""
+    rng = np.random.default_rng(9)
+    turns = world.conversation(rng, for_benchmark=False, sessions=4)
+    made = corpus.whole(rng, turns, questions=6)
+    assert [span.turn for span in made.spans] == turns
+    for span in made.spans:
+        body, turn = made.text[span.start : span.end], span.turn
+        assert turn.text.replace("<image>", corpus.slot_text(corpus.TOKENS)) in body and body.endswith(
+            "<|im_end|>"
+        )
+        assert made.text[slice(*span.date)] == f"{turn.time:%Y/%m/%d}" and span.date[0] < span.end
+        assert (span.slot is None) == (turn.scene is None)
+        assert span.slot is None or made.text[slice(*span.slot)] == corpus.slot_text(corpus.TOKENS)
+        assert made.text[: span.start].endswith(f"<|im_start|>{turn.role}\n")
+    batch = trainer.packer.pack([made])
+    text = trainer.processor.tokenizer.convert_ids_to_tokens(batch["ids"][0].tolist())
+    dates = [hint for _, hint in batch["hints"] if (hint.layer, hint.head) == (1, 1)]
+    assert dates and all(
+        text[h.targets[0]].isdigit() and text[h.targets[1]].startswith("/") and max(h.targets) < h.source
+        for h in dates
+    )
+
+
+def test_whole_conversations_have_a_share_of_the_last_stage_and_can_be_evaluated(trainer, monkeypatch):
+    assert set(train.SHARES) == {"world", "shop", "errand", "whole"} and train.SHARES["whole"] > 0
+    assert sum(train.SHARES.values()) == pytest.approx(1)
+    monkeypatch.setattr(train, "BATCH_TOKENS", 1)  # two contexts, the least there is
+    monkeypatch.setattr(trainer, "stage", len(train.STAGES) - 1)
+    monkeypatch.setattr(train, "SHARES", {"whole": 1.0})
+    made, whole = [], corpus.whole
+    monkeypatch.setattr(corpus, "whole", lambda *a, **b: made.append(whole(*a, **b)) or made[-1])
+    batch = trainer.batch()
+    assert len(made) == len(batch["ids"]) == 2 and all("=== Session 3 (Date: " in c.text for c in made)
+    table = trainer.evaluate(0, seed=1, contexts=8, place="whole", sessions=3)
+    assert len(table) > 4 and "which" not in table and np.isfinite(trainer.held_out_loss)
+    assert all(0 <= share <= 1 and number > 0 for share, number in table.values())
 
 
 def test_withheld_evidence_is_answered_by_refusing(turns):
