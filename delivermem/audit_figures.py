@@ -201,7 +201,7 @@ def worked(
 
     slots: the pictures of the delivered memory as the model got them; names: what stands under each. target, opened:
     places from 1 of the target and of the product opened, 0 where it is none of them. box: the cue in the target's
-    picture (left, top, right, bottom in pixels). said, mark: the trace's reasoning, and the characters that name the cue.
+    picture (left, top, right, bottom in pixels). said, mark: the reasoning, and the characters that name the cue.
     """
     from matplotlib.patches import Rectangle
 

@@ -81,7 +81,9 @@ def deliver(
     can't be read. The words before the items follow `identity` alone, so that no other decision changes them.
     Source: "Retrieved but Not Delivered" (arXiv 2609.32590), decisions D1 to D3.
     """
-    layouts = [name for name in get_args(Layout) if name != "chat"]  # that one delivers nothing: it is all of memory
+    layouts = [
+        name for name in get_args(Layout) if name != "chat"
+    ]  # that one delivers nothing: it is all of memory
     if layout not in layouts:
         raise ValueError(f"layout={layout!r} can't be delivered; choose one of {', '.join(layouts)}")
     records = tuple(records)

@@ -47,8 +47,11 @@ def paper() -> pd.DataFrame:
 
 
 def memlens() -> pd.DataFrame:
-    """The tables of MemLens (arXiv 2605.14906) in one, with a column `table`: memlens_agents and memlens_lvlms_195 on the
-    195-question subset, memlens_lvlms_789 on all questions, memlens_images, memlens_backbones. `length` is in K tokens."""
+    """The tables of MemLens (arXiv 2605.14906) in one, with a column `table`. `length` is in K tokens.
+
+    memlens_agents and memlens_lvlms_195 are on the subset of 195 questions, memlens_lvlms_789 on all; the others are
+    memlens_images and memlens_backbones.
+    """
     return _together("memlens_")
 
 
@@ -59,10 +62,9 @@ def dmv() -> pd.DataFrame:
 
 
 def implied() -> pd.DataFrame:
-    """DeliverMem's accuracy on MemLens's 195 questions, worked out from the margins that its paper states and the tables
-    of MemLens. Columns as of `read`; kind is overall, or at 32K also answerable and answer_refusal.
+    """DeliverMem's accuracy on MemLens's 195 questions, worked out from its paper's margins and the tables of MemLens.
 
-    The margins over the best agent and over the same backbone reading everything must give the same counts; if not, or
+    Columns as of `read`; kind is overall, or at 32K also answerable and answer_refusal. The margins over the best agent and over the same backbone reading everything must give the same counts; if not, or
     if one of them lacks its row, PublishedError.
     """
     import pandas as pd
@@ -93,9 +95,9 @@ def read(name: str) -> pd.DataFrame:
     """The table `data/published/<name>.csv`, checked: COLUMNS, and three more.
 
     printed: the value's digits as printed. length: the number in the benchmark's name, K tokens or J sessions. counted:
-    "stated", or "derived" where the count is not in the file and the printed digits and n leave but one. value, low and
-    high are floats, NaN where there is none; count, n and length are nullable integers; the rest is text, empty where the
-    source is silent. A row is known by KEY. Raises PublishedError.
+    "stated", or "derived" where the count is not in the file and the printed digits and n leave but one. value, low
+    and high are floats, NaN where there is none; count, n and length are nullable integers; the rest is text, empty
+    where the source is silent. A row is known by KEY. Raises PublishedError.
     """
     import pandas as pd
 

@@ -20,7 +20,11 @@ HEADLINES = {
     "controls.mini-memlens.D2_none": "D2, conversations: stamped tags against none",
     "controls.mini-memlens.D3_none": "D3, conversations: dates against none",
     "controls.mini-dmv-10.D2_none": "D2, shop, one question: stamped tags against none",
+    "audit.D2_constant.points": "D2, shop, an errand: stamped tags against one symbol on all",
+    "audit.D2_none.points": "D2, shop, an errand: stamped tags against none",
     "adapter.mini-dmv-50.R1_whole": "R1, shop, 50 sessions: tiles against whole pictures",
+    "cost.mini-memlens-2x.difference_answerable": "twice the conversation: DeliverMem against reading everything",
+    "cost.mini-memlens-7.4x.ratio": "tokens of reading everything, 7.4 times the conversation",
 }
 """Entries of `figures/numbers.json` that the README shows, and what it calls them."""
 SECTIONS = (

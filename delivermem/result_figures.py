@@ -1,7 +1,7 @@
 """Figures of results: published systems in panels of their own, what was measured here in others.
 
-Accuracies on different benchmarks share no axis. Published marks are grey, the paper's DeliverMem is a hollow diamond, and
-colours belong to what was measured here. Every panel names its backbone, its benchmark and n.
+Accuracies on different benchmarks share no axis. Published marks are grey, the paper's DeliverMem is a hollow diamond,
+and colours belong to what was measured here. Every panel names its backbone, its benchmark and n.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def lengths(published: pd.DataFrame, implied: pd.DataFrame, own: pd.DataFrame) -
     """Accuracy against the length of the conversation: what is published on MemLens, and what was measured here.
 
     published: from `published.memlens()`, of which the systems on the 195-question subset are drawn. implied: from
-    `published.implied()`. own: from `stats.accuracy` by benchmark, backbone, k and condition (percent), with `times`, how
-    many times as many sessions, and `not_applicable`, the questions whose conversation exceeds the model's context. Where
-    that is all of them, estimate is NaN and n 0, and the row is marked as not fitting. One backbone, one K, and at most one
-    condition beside WHOLE.
+    `published.implied()`. own: from `stats.accuracy` by benchmark, backbone and condition (percent), with `k`; `times`,
+    how many times as many sessions; and `not_applicable`, the questions whose conversation exceeds the model's context.
+    Where that is all of them, estimate is NaN and n 0, and the row is marked as not fitting. One backbone, and beside
+    WHOLE one condition and K.
     """
     check(own, *OWN, "clusters", "condition", "times", "not_applicable")
     fig = canvas.figure(4.0)
@@ -126,7 +126,8 @@ def _own_lengths(ax: Axes, own: pd.DataFrame) -> None:
     base = str(own["benchmark"].iloc[0])
     ax.set_xlabel(f"length (1x: {base}), n by arm")
     ax.set_ylabel(f"accuracy (% of {base}'s questions)")
-    title = f"measured here: {who} on {base}, {span(own.groupby('times')['clusters'].max())} conversations each, K = {k}"
+    size = span(own.groupby("times")["clusters"].max())
+    title = f"measured here: {who} on {base}, {size} conversations each, K = {k}"
     ax.set_title(canvas.wrap(title, 2.2, 8, bold=True))
     ax.legend(loc="upper left", fontsize=6.5)
 
@@ -139,12 +140,12 @@ def sessions(
     errand: pd.DataFrame | None = None,
     paper: pd.DataFrame | None = None,
 ) -> Figure:
-    """Success against sessions in memory: DMV-Bench's published systems on both back-ends, and below what was measured here.
+    """Success against sessions in memory: DMV-Bench's published systems on both back-ends, below what was measured here.
 
     published: from `published.dmv()`, of which Table 2 is drawn, with intervals where it states them. own: from
-    `stats.accuracy` of one condition by benchmark, backbone, k (percent), with `sessions`, J. errand: the same by condition
-    of the agent's loop on one benchmark, drawn in a panel of its own. paper: from `published.paper()`, whose largest margin
-    is said, as its back-end is not stated. One backbone and K.
+    `stats.accuracy` of one condition by benchmark, backbone, k (percent), with `sessions`, J. errand: the same by
+    condition of the agent's loop on one benchmark, drawn in a panel of its own. paper: from `published.paper()`, whose
+    largest margin is said, as its back-end is not stated. One backbone and K a panel.
     """
     check(own, *OWN, "sessions", "clusters")
     systems = published[(published["table"] == "dmv_systems") & (published["name"] == "success")]

@@ -263,11 +263,15 @@ def folders(outputs: Path | None = None) -> list[Path]:
     return sorted(path.parent for path in root.glob("*/*/manifest.json"))
 
 
-def about(outputs: Path | None = None, *, benchmark: str | None = None) -> str:
-    """Where the cached answers come from, a line a folder: backbone, benchmark, K, and what computed them."""
-    lines = []
+def about(outputs: Path | None = None, *, benchmark: str | None = None, experiment: str = "") -> str:
+    """Where the cached answers come from, a line a folder: backbone, benchmark, K, and what computed them. experiment: of
+    folders with answers to that one alone."""
+    from delivermem.experiments import find
+
+    arms, lines = find(experiment).conditions if experiment else (), []
     for folder in folders(outputs):
-        if benchmark not in (None, folder.parent.name):
+        held = not arms or any((folder / f"{arm.name}.jsonl").exists() for arm in arms)
+        if benchmark not in (None, folder.parent.name) or not held:
             continue
         m = json.loads((folder / "manifest.json").read_text())
         versions = ", ".join(f"{name} {m['versions'][name]}" for name in ("torch", "transformers"))
