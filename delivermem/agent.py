@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delivermem import runs
-from delivermem.benchmarks.storefront import Storefront
+from delivermem.benchmarks.storefront import CatalogueError, Storefront
 from delivermem.benchmarks.world import indefinite
+from delivermem.pictures import PictureError
 from delivermem.records import Answer, Prompt, Slot
 
 if TYPE_CHECKING:
@@ -48,17 +49,17 @@ class Action(NamedTuple):
 def parse(reply: str) -> Action:
     """The action of a reply's last `Action:` line. Of several in that line the first in this order counts:
     add_to_wishlist, click_index(n), navigate(url), a product's path by itself, done."""
-    lines = re.findall(r"^\W*action\W*:(.*)$", reply, re.MULTILINE | re.IGNORECASE)
+    lines = re.findall(r"^\W*(?:\d+\W+)?action\W*:(.*)$", reply, re.MULTILINE | re.IGNORECASE)
     line = lines[-1] if lines else ""
-    if re.search(r"\badd_to_wishlist\b", line):
+    if re.search(r"\badd_to_wishlist\b", line, re.IGNORECASE):
         return Action("add_to_wishlist")
-    if found := re.search(r"\bclick_index\s*\(\s*(\d{1,6})\s*\)", line):
+    if found := re.search(r"\bclick_index\s*\(\s*(?:n\s*=\s*)?(\d{1,6})\s*\)", line, re.IGNORECASE):
         return Action("click_index", found[1])
-    if found := re.search(r"\bnavigate\s*\(\s*[\"']?([^\s\"')]+)", line):
+    if found := re.search(r"\bnavigate\s*\(\s*(?:url\s*=\s*)?[\"']?([^\s\"')]+)", line, re.IGNORECASE):
         return Action("navigate", found[1])
     if found := re.search(r"/product/[\w-]+", line):
         return Action("navigate", found[0])
-    return Action("done") if re.search(r"\bdone\b", line) else Action("")
+    return Action("done") if re.search(r"\bdone\b", line, re.IGNORECASE) else Action("")
 
 
 def step_prompt(
@@ -174,6 +175,12 @@ class Walk:
         self.steps.append(step)
         return step
 
+    def stop(self, trouble: str) -> None:
+        """Keep a step whose prompt could not be made, as a failure."""
+        step = Step(self.url, [], [], status="failed", finish=f"error: {trouble}")
+        step.landed = self.url
+        self.steps.append(step)
+
     def _outcome(self, action: Action, shop: Storefront) -> tuple[Outcome, str]:
         if action.kind == "navigate":
             known = action.argument in shop
@@ -188,12 +195,13 @@ class Walk:
 
     @property
     def answer(self) -> Answer:
-        """The whole walk as one answer: the product it ended on, the tokens of all steps, a failure if one step failed."""
+        """The whole walk as one answer: the product it ended on, the tokens of all steps; where one step failed or was not
+        put to the model, that."""
         last = self.steps[-1]
         failed = last.outcome == "failed"
         return Answer(
             self.product,
-            "failed" if failed else "ok",
+            last.status if failed else "ok",
             last.finish if failed else ("stop" if last.outcome in ("wishlist", "done") else "steps"),
             text_tokens=sum(step.text_tokens for step in self.steps),
             image_tokens=sum(step.image_tokens for step in self.steps),
@@ -211,14 +219,19 @@ def walk(walks: Sequence[Walk], backbone: Backbone, shop: Storefront) -> Iterato
     """Take all walks to their ends in step, each as soon as it is over; equal prompts are asked once."""
     going = [w for w in walks if not w.over]
     while going:
-        prompts = [w.next(shop) for w in going]
-        asked: dict[tuple[str, str], list[int]] = {}
-        for i, prompt in enumerate(prompts):
-            asked.setdefault(runs.prompt_hashes(prompt), []).append(i)
+        ready: list[tuple[Walk, Prompt]] = []
+        for w in going:
+            try:
+                ready.append((w, w.next(shop)))
+            except (PictureError, CatalogueError) as error:
+                w.stop(str(error))
+        asked: dict[tuple[str, str], list[tuple[Walk, Prompt]]] = {}
+        for w, prompt in ready:
+            asked.setdefault(runs.prompt_hashes(prompt), []).append((w, prompt))
         same = list(asked.values())
-        for number, answer in backbone.answer([prompts[group[0]] for group in same]):
-            for i in same[number]:
-                going[i].take(prompts[i], answer, shop)
+        for number, answer in backbone.answer([group[0][1] for group in same]):
+            for w, prompt in same[number]:
+                w.take(prompt, answer, shop)
         yield from (w for w in going if w.over)
         going = [w for w in going if not w.over]
 
@@ -226,19 +239,18 @@ def walk(walks: Sequence[Walk], backbone: Backbone, shop: Storefront) -> Iterato
 def replayed(walk: Walk, steps: Sequence[Mapping[str, Any]], shop: Storefront) -> str:
     """What of a kept trace is not as the loop would go now with the same replies; "" where all is."""
     for number, kept in enumerate(steps, 1):
+        missing = [name.name for name in fields(Step) if name.name not in kept]
+        if missing:
+            return f"step {number} has no {missing[0]}"
         if walk.over:
             return f"step {number} is one too many"
-        prompt = walk.next(shop)
-        answer = Answer(
-            kept["reply"],
-            kept["status"],
-            kept["finish"],
-            kept["text_tokens"],
-            kept["image_tokens"],
-            kept["images"],
-            kept["seconds"],
-        )
-        walk.take(prompt, answer, shop)
+        if kept["prompt"]:
+            names = ("status", "finish", "text_tokens", "image_tokens", "images", "seconds")
+            given: Any = {name: kept[name] for name in names}
+            answer = Answer(kept["reply"], **given)
+            walk.take(walk.next(shop), answer, shop)
+        else:
+            walk.stop(kept["finish"].removeprefix("error: "))
         other = [name for name, value in walk.trace[-1].items() if kept.get(name) != value]
         if other:
             return f"step {number}: its {other[0]} would be another now"

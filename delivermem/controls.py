@@ -81,6 +81,8 @@ def apply(
     """
     if control not in CONTROLS:
         raise ValueError(f"control {control!r} is unknown; choose one of {', '.join(CONTROLS)}")
+    if prompt.layout == "chat" and control != "correct":
+        return None  # a conversation's own messages: nothing in them is delivery's to change
     return CONTROLS[control](Scene(prompt, question, others, control, seed))
 
 

@@ -64,8 +64,9 @@ def dmv() -> pd.DataFrame:
 def implied() -> pd.DataFrame:
     """DeliverMem's accuracy on MemLens's 195 questions, worked out from its paper's margins and the tables of MemLens.
 
-    Columns as of `read`; kind is overall, or at 32K also answerable and answer_refusal. The margins over the best agent and over the same backbone reading everything must give the same counts; if not, or
-    if one of them lacks its row, PublishedError.
+    Columns as of `read`; kind is overall, or at 32K also answerable and answer_refusal. The margins over the best agent
+    and over the same backbone reading everything must give the same counts; if not, or if one of them lacks its row,
+    PublishedError.
     """
     import pandas as pd
 

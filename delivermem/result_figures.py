@@ -140,7 +140,7 @@ def sessions(
     errand: pd.DataFrame | None = None,
     paper: pd.DataFrame | None = None,
 ) -> Figure:
-    """Success against sessions in memory: DMV-Bench's published systems on both back-ends, below what was measured here.
+    """Success against sessions in memory: DMV-Bench's published systems on both back-ends; below, what is had here.
 
     published: from `published.dmv()`, of which Table 2 is drawn, with intervals where it states them. own: from
     `stats.accuracy` of one condition by benchmark, backbone, k (percent), with `sessions`, J. errand: the same by

@@ -149,7 +149,7 @@ def errand(
     def at(url: str) -> Prompt | None:
         if url not in known:
             asked = replace(question, text=agent.query(question.text, url))
-            known[url] = retrieval.rank(condition.ranker, asked, k, seed=seed)
+            known[url] = retrieval.rank(condition.ranker, asked, k, seed=seed, beside_gold=benchmark.ranker)
         return delivered_by(benchmark, question, condition, known[url] or (), seed, "text-first")
 
     return agent.Walk(shop_of(benchmark).cue(question.answer), at)
@@ -185,6 +185,8 @@ def run(
     k = default_k(benchmark) if k is None else k
     if k < 1 or (limit is not None and limit < 1):
         raise ValueError(f"k={k}, limit={limit}: give 1 or more")
+    if any(arm.asks == "errand" for arm in arms):
+        shop_of(data)
     about = dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
     if retrieval.BY_SIGHT & {data.ranker, *(arm.ranker for arm in arms)}:
         from delivermem import dense
@@ -207,7 +209,7 @@ def run(
                 old = held.get((p.condition.name, p.line["key"]))
                 if old is not None and (again := rejudged(p, old)) != old:
                     folder.append(again)
-            asked += len({p.line["key"] for p in todo if p.prompt is not None})
+            asked += len({name for p in todo if p.prompt is not None for name in _prompts(p)})
             done += len(chunk)
             clock.tick(done, total, asked)
         for arm in arms:
@@ -252,6 +254,13 @@ def _walked(
         yield of[id(done)], done.answer
 
 
+def _prompts(p: Plan) -> list[str]:
+    """What names each prompt that the backbone was given for a plan."""
+    if p.walk is None:
+        return [p.line["key"]]
+    return [step.prompt + step.pixels for step in p.walk.steps if step.prompt]
+
+
 def rejudged(p: Plan, line: Mapping[str, Any]) -> dict[str, Any]:
     """A kept line under the rules of today: the answer is the old one, the verdict may not be."""
     answer = Answer(
@@ -283,6 +292,8 @@ def finished(p: Plan, answer: Answer) -> dict[str, Any]:
     if p.walk is not None and p.walk.steps:
         line["steps"] = p.walk.trace
         line["delivered"] = p.walk.steps[-1].delivered
+        share = retrieval.recall(p.question, line["delivered"])
+        line["recall"] = None if share != share else round(share, 6)
     return {name: line[name] for name in (*runs.FIELDS, runs.STEPS) if name in line}
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
             if question not in memory_of or any(name not in memory_of[question] for name in ids):
                 yield f"{where}: {data.name} has no such question or delivered record; run again"
                 ids = []
-            ids = found[-1][1].get("steps", [{"delivered": ids}])[0]["delivered"]
+            steps = found[-1][1].get("steps")
+            if isinstance(steps, list) and steps and isinstance(steps[0].get("delivered"), list):
+                ids = [name for name in steps[0]["delivered"] if name in memory_of.get(question, ())]
             if arm in arms and retrieval.BY_SIGHT & {arms[arm].ranker, data.ranker}:
                 delivered[arm, question] = ids
         everything = runner.plan(data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered)
@@ -107,8 +110,26 @@ def _stale(
             yield f"{where}: its prompt is built differently now; run again"
         elif runner.rejudged(plan, line)["verdict"] != line["verdict"]:
             yield f"{where}: it is judged differently now; run again"
-        elif "steps" in line:
+        elif (plan.walk is not None and line["status"] != "not_applicable") or line.get("steps"):
+            trouble = _readable(plan, line.get("steps"))
+            if trouble:
+                yield f"{where}: {trouble}; run again"
+                continue
             walk = runner.errand(data, plan.question, plan.condition, k, seed, steps=line["steps"])
             trouble = agent.replayed(walk, line["steps"], runner.shop_of(data))
             if trouble or walk.product != line["answer"]:
                 yield f"{where}: {trouble or 'its product is not where its steps end'}; run again"
+
+
+def _readable(plan: runner.Plan, steps: Any) -> str:
+    """What keeps a trace from being taken again; "" where nothing does."""
+    if not isinstance(steps, list) or not steps:
+        return "" if plan.prompt is None else "it has no trace"
+    for number, step in enumerate(steps, 1):
+        missing = [name.name for name in fields(agent.Step) if name.name not in step]
+        if missing:
+            return f"step {number} has no {missing[0]}"
+        unknown = [name for name in step["delivered"] if name not in plan.question.memory]
+        if unknown:
+            return f"step {number} was given a record {unknown[0]!r}, which is not in memory"
+    return ""

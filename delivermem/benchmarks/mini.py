@@ -43,6 +43,8 @@ def memlens(times: float = 1, seed: int = 0) -> Benchmark:
     times: how many times as many sessions; as in MemLens, questions and evidence are the same at every length, and
     sessions that answer nothing lie between.
     """
+    if times < 1:
+        raise ValueError(f"times={times}: a conversation can't be shortened; give 1 or more")
     asked = [list(_conversation(seed, n)) for n in range(CONVERSATIONS)]
     if times > 1:
         asked = [_longer(own, times, np.random.default_rng([seed, n, 1])) for n, own in enumerate(asked)]
@@ -77,7 +79,9 @@ def _longer(questions: list[Question], times: float, rng: np.random.Generator) -
             turn = world.Turn(
                 number, place, clock, fields.pop("role", "user"), fields.pop("said"), seed=seed, **fields
             )
-            records.append(replace(turn.record(), id=f"f{turn.id[1:]}", session=f"f{number:02d}"))
+            own = replace(turn.record(), id=f"f{turn.id[1:]}", session=f"f{number:02d}")
+            shown = tuple(replace(picture, id=f"f{picture.id[1:]}") for picture in own.pictures)
+            records.append(replace(own, pictures=shown))
     order = sorted(
         records, key=lambda record: record.time or start
     )  # stable: a session's turns stay together

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ FIELDS = {
     "variants": ("id", "collectionId", "urlHash", "primaryImage", "_cue_object", "_cue_color"),
 }
 """What is read of each list of the catalogue."""
+ORDERS, NAMES = ("sortOrder", "displayOrder"), ("slug", "urlHash")
+"""The fields that are numbers, and those that become part of a URL; all others are text."""
 IMAGES = "/images_v2/"
 """Where a catalogue's image paths begin; below it a folder has <category>/<style>/NN.png."""
 
@@ -52,14 +55,15 @@ class Storefront:
         self._picture = picture
         self._links: dict[str, list[str]] = {"/": []}
         self._of: dict[str, Mapping[str, Any]] = {}
-        places: dict[str, str] = {}
+        categories: dict[str, str] = {}
+        collections: dict[str, str] = {}
         for row in sorted(catalogue["categories"], key=lambda row: row["sortOrder"]):
-            places[row["id"]] = self._page(name, f"/category/{row['slug']}", "/")
+            categories[row["id"]] = self._page(name, f"/category/{row['slug']}", "/")
         for row in sorted(catalogue["collections"], key=lambda row: row["displayOrder"]):
-            above = _known(name, places, row, "categoryId")
-            places[row["id"]] = self._page(name, f"/collection/{row['slug']}", above)
+            above = _known(name, categories, row, "categoryId")
+            collections[row["id"]] = self._page(name, f"/collection/{row['slug']}", above)
         for row in catalogue["variants"]:
-            above = _known(name, places, row, "collectionId")
+            above = _known(name, collections, row, "collectionId")
             page = self._page(name, f"/product/{row['urlHash']}", above)
             self._links[page].append(above)
             self._of[page] = row
@@ -79,10 +83,10 @@ class Storefront:
     def path(self, url: str) -> str:
         """The page that a URL means: its path, whatever the host, without a slash at its end."""
         try:
-            path = urlsplit(url.strip().strip("\"'")).path
+            parts = urlsplit(url.strip().strip("\"'"))
         except ValueError:  # not a URL at all, such as an unfinished bracket
             return ""
-        return path.rstrip("/") or ("/" if path else "")
+        return parts.path.rstrip("/") or ("/" if parts.path or parts.netloc else "")
 
     def links(self, url: str) -> tuple[str, ...]:
         """The hrefs that a page shows, in order."""
@@ -100,7 +104,11 @@ class Storefront:
 
     def cue(self, product: str) -> str:
         """What tells a product from all others: colour and object."""
-        row = self._of[f"/product/{product}"]
+        row = self._of.get(f"/product/{product}")
+        if row is None:
+            raise CatalogueError(
+                f"product {product!r} has no page in this shop; give the hash of one that has"
+            )
         return f"{row['_cue_color']} {row['_cue_object']}"
 
 
@@ -129,13 +137,27 @@ def _check(name: str, catalogue: Mapping[str, Any], part: str, fields: tuple[str
     rows = catalogue.get(part)
     if not isinstance(rows, list):
         raise CatalogueError(f"{name}: no list {part!r}; is this a DMV-Bench catalogue?")
+    seen: set[str] = set()
     for number, row in enumerate(rows):
-        missing = [f for f in fields if not isinstance(row, Mapping) or row.get(f) in (None, "")]
-        if missing:
-            raise CatalogueError(f"{name}: {part}[{number}] has no {missing[0]!r}; fetch the file again")
+        where = f"{name}: {part}[{number}]"
+        for field in fields:
+            value = row.get(field) if isinstance(row, Mapping) else None
+            if value in (None, ""):
+                raise CatalogueError(f"{where} has no {field!r}; fetch the file again")
+            if not isinstance(value, (int, float) if field in ORDERS else str):
+                raise CatalogueError(f"{where}: {field} is {value!r}; fetch the file again")
+            if field in NAMES and not re.fullmatch(r"[\w.~-]+", str(value)):
+                raise CatalogueError(
+                    f"{where}: {field} {value!r} can't stand in a URL; give it letters, digits, - and _"
+                )
+        if row["id"] in seen:
+            raise CatalogueError(f"{where}: id {row['id']!r} occurs twice; give each entry one of its own")
+        seen.add(row["id"])
 
 
 def _known(name: str, places: Mapping[str, str], row: Mapping[str, Any], field: str) -> str:
     if row[field] not in places:
-        raise CatalogueError(f"{name}: {row['id']!r} names {field} {row[field]!r}, which is not in the file")
+        raise CatalogueError(
+            f"{name}: {row['id']!r} names {field} {row[field]!r}, which is not in the file; fetch it again"
+        )
     return places[row[field]]
