@@ -109,7 +109,7 @@ class Step:
     action: str = ""
     outcome: Outcome = "failed"
     landed: str = ""
-    status: str = "ok"
+    status: Literal["ok", "failed", "not_applicable"] = "ok"
     finish: str = ""
     text_tokens: int = 0
     image_tokens: int = 0
