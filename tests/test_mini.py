@@ -290,8 +290,8 @@ def test_what_is_added_shows_nothing_that_a_question_names_and_is_drawn_from_the
     monkeypatch.setattr(
         world, "render", lambda scene, seed: drawn.setdefault((scene, seed), render(scene, seed))
     )
-    data = mini.memlens(times)
-    assert data.name == f"mini-memlens-{times}x" and mini.memlens(times).revision == data.revision
+    data = mini.memlens(times=times)
+    assert data.name == f"mini-memlens-{times}x" and mini.memlens(times=times).revision == data.revision
     scene_of = {id(image): scene for (scene, _), image in drawn.items()}
     for memory in data.memories:
         asked = {w for q in data.questions if q.memory is memory for w in re.findall(r"\w+", q.text)}

@@ -44,7 +44,7 @@ class Benchmark:
 def _mini_memlens(times: float) -> Benchmark:
     from delivermem.benchmarks import mini
 
-    return mini.memlens(times)
+    return mini.memlens(times=times)
 
 
 def _mini_errands() -> Benchmark:

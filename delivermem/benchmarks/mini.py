@@ -37,7 +37,7 @@ ERRANDS = (10, 5)
 _ABSENT = ("colour", "which", "when_photo", "bought", "place", "latest_place", "when_topic", "count")
 
 
-def memlens(times: float = 1, seed: int = 0) -> Benchmark:
+def memlens(seed: int = 0, *, times: float = 1) -> Benchmark:
     """The benchmark: 64 conversations of 40 and more messages, 448 answerable questions, 64 refusals (seed 0).
 
     times: how many times as many sessions; as in MemLens, questions and evidence are the same at every length, and
