@@ -50,7 +50,8 @@ def numbers_table(numbers: Path | None = None) -> str:
     for name, label in HEADLINES.items():
         entry = found[name]
         interval = "" if entry.get("low") is None else f"{entry['low']:.1f} to {entry['high']:.1f}"
-        rows.append(f"| {label} | {entry['value']:+.1f} {entry['unit']} | {interval} | {entry['n']} |")
+        sign = "+" if entry["unit"] == "points" else ""
+        rows.append(f"| {label} | {entry['value']:{sign}.1f} {entry['unit']} | {interval} | {entry['n']} |")
     about = dict.fromkeys(found[name]["run"] for name in HEADLINES)
     return "\n".join([*rows, "", "Measured on:", "", *(f"- {run}" for run in about)]) + "\n"
 
@@ -65,12 +66,12 @@ def notebooks_table(outputs: Path | None = None) -> str:
         drawn = sorted(p.stem for p in (root() / "figures").glob(f"{prefix}*.png")) if prefix else []
         figures = ", ".join(f"[`{name.split('_')[0]}`](figures/{name}.png)" for name in drawn)
         commands = ", ".join(f"`delivermem run {name}`" for name in names)
-        again = f"{_hours(names, outputs):.1f} h CPU: {commands}" if names else "answers of the others"
+        again = f"{_time(names, outputs)} on a CPU: {commands}" if names else "answers of the others"
         if stem.startswith("00"):
             again = "asks the model live"
         rows.append(
             f"| {section} | [`{stem}`](notebooks/{stem}.ipynb) | {figures or 'prompts as delivered'} "
-            f"| CPU, under a minute | {again} | CPU runtime |"
+            f"| CPU, about a minute | {again} | CPU runtime |"
         )
     own = "[`90_reference_models`](notebooks/90_reference_models.ipynb)"
     rows.append(
@@ -79,15 +80,16 @@ def notebooks_table(outputs: Path | None = None) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _hours(names: tuple[str, ...], outputs: Path | None) -> float:
-    """Hours that the distinct answers of these experiments took, over all folders at hand."""
+def _time(names: tuple[str, ...], outputs: Path | None) -> str:
+    """What the distinct answers of these experiments took, over all folders at hand: minutes, or from 100 on hours."""
     seconds: dict[str, float] = {}
     for folder in runs.folders(outputs):
         for name in names:
             for condition in experiments.find(name).conditions:
                 lines: Any = runs.read(folder / f"{condition.name}.jsonl")
                 seconds |= {line["key"]: line["seconds"] for line in lines}
-    return sum(seconds.values()) / 3600
+    minutes = sum(seconds.values()) / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 def refresh(path: Path | None = None, numbers: Path | None = None) -> None:
