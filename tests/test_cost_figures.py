@@ -153,7 +153,7 @@ def test_a_failed_call_leaves_both_arms_of_the_tokens_and_is_never_zero():
     assert (first["n"], first["left_out"]) == (39, 1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 1000))
 def test_the_ratio_grows_with_everything_and_rows_may_be_in_any_order(times, seed):
     arms = cost.compared(answers(benchmarks=["mini-memlens"], n=24))
@@ -234,7 +234,7 @@ def test_growth_pairs_each_arm_with_itself_at_its_longest_and_shortest():
 # --- frontier
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.sampled_from([0.0, 0.3, 0.6, 1.0]), min_size=5, max_size=5), st.sampled_from([0.0, 0.5, 1.0])
 )
@@ -261,6 +261,16 @@ def test_everything_that_exceeds_the_context_has_tokens_and_no_place_on_the_fron
     row = points.loc[EVERYTHING]
     assert row["tokens"] > ROOM and (row["n"], row["asked"], row["beyond"]) == (0, 40, 40)
     assert math.isnan(row["estimate"]) and not row["best"] and row["room"] == ROOM
+
+
+def test_everything_has_no_place_on_the_frontier_where_some_exceed_the_context():
+    table = answers((0.0, 1.0), benchmarks=["mini-memlens"])
+    long = (table["condition"] == EVERYTHING) & (table["question_id"] == "q000")
+    reason = f"not run: 9999 tokens and a reply exceed the context of {ROOM} tokens"
+    table.loc[long, ["status", "finish", "verdict"]] = ["not_applicable", reason, "unjudged"]
+    row = cost.frontier(at_ks(), cost.compared(table), **FEW).set_index("condition").loc[EVERYTHING]
+    assert (row["n"], row["asked"], row["beyond"], row["best"]) == (0, 40, 1, False)
+    assert math.isnan(row["estimate"])
 
 
 def test_points_rest_on_the_questions_that_every_k_was_asked():
