@@ -27,14 +27,15 @@ LEAST_SIDE = 192
 CSS = f"""
 .delivermem{{max-width:60rem;margin:0 auto;padding:.5rem;font-family:sans-serif;line-height:1.45}}
 .delivermem,.delivermem pre,.delivermem td{{overflow-wrap:anywhere}}
-.delivermem pre{{white-space:pre-wrap;font:inherit;margin:0;padding:0;background:none;color:inherit}}
+.delivermem pre{{white-space:pre-wrap;word-break:normal;font:inherit;margin:0;padding:0;background:none;color:inherit}}
 .delivermem ol{{list-style:none;margin:0;padding:0}}
 .delivermem li{{border-left:3px solid #8888;padding:.2rem .8rem;margin:.8rem 0}}
 .delivermem .quiet,.delivermem dt{{font-size:.85rem;font-weight:normal;opacity:.8}}
 .delivermem .slot{{display:inline-block;vertical-align:top;max-width:100%;margin:.2rem .5rem .2rem 0;font-size:.85rem}}
 .delivermem img{{display:block;max-width:100%;height:auto;margin:0;image-rendering:pixelated}}
 .delivermem dl{{display:grid;grid-template-columns:7rem 1fr;gap:.2rem 1rem;margin:.5rem 0;align-items:baseline}}
-.delivermem dd{{margin:0}}
+.delivermem dl dt,.delivermem dl dd{{margin:0;float:none;width:auto;max-width:none;overflow-wrap:anywhere}}
+.delivermem dl dt{{overflow-wrap:normal}}
 .delivermem table{{border-collapse:collapse;font-size:.9rem;margin:.5rem 0;width:100%}}
 .delivermem th,.delivermem td{{text-align:left;vertical-align:top;padding:.2rem .6rem .2rem 0}}
 .delivermem tr>:first-child{{white-space:nowrap;overflow-wrap:normal}}
@@ -43,7 +44,7 @@ CSS = f"""
 .delivermem .right{{background:{PALETTE["right"]};color:#fff}}
 .delivermem .wrong,.delivermem .trouble{{background:{PALETTE["wrong"]};color:#000}}
 .delivermem .gold{{background:#F0E442}}
-@media (max-width:36rem){{.delivermem dl{{grid-template-columns:1fr;gap:0}}.delivermem dd{{margin:0 0 .4rem}}}}
+@media (max-width:36rem){{.delivermem dl{{grid-template-columns:1fr;gap:0}}.delivermem dl dd{{margin:0 0 .4rem}}}}
 """
 """The look of the HTML, for whatever stands in an element of class `delivermem`; light or dark as what is around it."""
 

@@ -66,11 +66,11 @@ def test_it_is_committed_clean(path):
 
 
 def test_the_readme_shows_the_current_numbers(tmp_path):
-    readme = notebooks.root() / "README.md"
+    committed = notebooks.root() / "README.md"
     copy = tmp_path / "README.md"
-    shutil.copy(readme, copy)
+    shutil.copy(committed, copy)
     readme.refresh(copy)
-    assert copy.read_bytes() == readme.read_bytes()
+    assert copy.read_bytes() == committed.read_bytes()
 
 
 def test_the_numbers_have_their_names_intervals_and_n():
