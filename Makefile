@@ -3,20 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTED := $(VENV)/.ready-to-test
 ARGS ?=
 
-.PHONY: figures test lab lint clean
+.PHONY: figures test lab lint badges clean
 
 figures: $(READY)
 	$(BIN)/delivermem figures
 
-test: $(READY)
+test: $(TESTED)
 	$(BIN)/python -m pytest tests $(ARGS)
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_start_here.ipynb $(ARGS)
 
-lint: $(READY)
+badges: $(READY)
+	$(BIN)/python -m delivermem.badges
+
+lint: $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -27,6 +31,10 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
+
+$(TESTED): tests/requirements.lock $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements.lock
+	@touch $(TESTED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .ruff_cache .mypy_cache .hypothesis

@@ -11,10 +11,17 @@ from delivermem.backbones import MAX_NEW_TOKENS
 from delivermem.delivery import DELIVERMEM, Decisions
 
 TEXT_ONLY = Decisions(modality="text")
-DEFAULT_K = {**{f"mini-dmv-{sessions}": 5 for sessions in (5, 10, 15, 50)}, "mini-errand-10": 5}
+SESSIONS = (5, 10, 15, 50)
+"""Lengths of DMV-Bench's chains, in sessions."""
+DEFAULT_K = {f"{shop}-{sessions}": 5 for shop in ("mini-dmv", "dmv") for sessions in SESSIONS} | {
+    "mini-errand-10": 5
+}
 """Records delivered per question where nothing else is said: the paper's 5 on DMV-Bench, and its 10 elsewhere."""
-LENGTHS = {"mini-memlens": 1.0, "mini-memlens-2x": 2.0, "mini-memlens-4x": 4.0, "mini-memlens-7.4x": 7.4}
-"""Benchmarks that differ in the length of their conversations alone: how many times as many sessions."""
+LENGTHS = {"mini-memlens": 1.0, "mini-memlens-2x": 2.0, "mini-memlens-4x": 4.0, "mini-memlens-7.4x": 7.4} | {
+    f"memlens-{32 * times}k{which}": float(times) for which in ("", "-all") for times in (1, 2, 4, 8)
+}
+"""Benchmarks that differ in the length of their conversations alone: how many times as long, in sessions (embedded) or in
+MemLens's nominal tokens."""
 
 
 @dataclass(frozen=True)

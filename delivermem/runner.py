@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
+from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from delivermem.benchmarks.storefront import Storefront
 from delivermem.delivery import deliver
 from delivermem.experiments import Condition, chosen, default_k, find
 from delivermem.pictures import PictureError
+from delivermem.progress import Clock
 from delivermem.records import Answer, Layout, Prompt, Question, Record
 
 CHUNK = 64
-"""Prompts drawn at a time: what is held in memory."""
+"""Errands on their way at a time: what is held in memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,32 +195,31 @@ def run(
 
         about["encoder"] = dense.encoder().identity
     root = (outputs or runs.data_dir() / "outputs").resolve() / benchmark / backbone.name
-    total, done, asked, clock = len(data.questions[:limit]) * len(arms), 0, 0, _Clock(say)
+    total, clock, asked = len(data.questions[:limit]) * len(arms), Clock(say), set[str]()
+    planned = partial(plan, data, identity=backbone.identity, k=k, seed=seed, limit=limit)
+    errands = [arm for arm in arms if arm.asks == "errand"]
+    others = [arm for arm in arms if arm.asks != "errand"]
     with runs.Folder(root) as folder:
         folder.check(about)
         for arm in arms:
             runs.mend(root / f"{arm.name}.jsonl")
         held = {} if fresh else kept(root, arms)
         folder.write_manifest(about, asked=False)  # what is killed says what it is
-        everything = plan(data, arms, backbone.identity, k=k, seed=seed, limit=limit)
-        for chunk in _chunks(everything, CHUNK):
-            todo = [p for p in chunk if (p.condition.name, p.line["key"]) not in held]
-            for p, answer in chain(_answered(todo, backbone), _walked(todo, backbone, data)):
-                folder.append(finished(p, answer))
-            for p in chunk:
-                old = held.get((p.condition.name, p.line["key"]))
-                if old is not None and (again := rejudged(p, old)) != old:
-                    folder.append(again)
-            asked += len({name for p in todo if p.prompt is not None for name in _prompts(p)})
-            done += len(chunk)
-            clock.tick(done, total, asked)
+        lines = chain(
+            _answered(planned(others), held, backbone, asked),
+            _walked(planned(errands), held, backbone, data, asked),
+        )
+        for done, line in enumerate(lines, 1):
+            if line is not None:
+                folder.append(line)
+            clock.tick(done, total, f"{len(asked)} prompts asked")
         for arm in arms:
             folder.settle(arm.name, [question.id for question in data.questions])
         folder.write_manifest(about, asked=bool(asked))
     say(
-        f"{root.name} on {benchmark}: {total} answers, {asked} distinct prompts asked, in {clock.minutes:.1f} min"
+        f"{root.name} on {benchmark}: {total} answers, {len(asked)} distinct prompts asked, in {clock.minutes:.1f} min"
     )
-    return asked
+    return len(asked)
 
 
 def kept(root: Path, arms: Sequence[Condition]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -227,38 +228,71 @@ def kept(root: Path, arms: Sequence[Condition]) -> dict[tuple[str, str], dict[st
     return {(line["condition"], line["key"]): line for line in lines if line["status"] != "failed"}
 
 
-def _answered(todo: Sequence[Plan], backbone: Backbone) -> Iterator[tuple[Plan, Answer]]:
-    """Each plan with its answer; plans of one key share one call."""
-    groups: dict[str, list[Plan]] = {}
-    for p in todo:
-        if p.walk is None or p.prompt is None:
-            groups.setdefault(p.line["key"], []).append(p)
-    first = [group[0] for group in groups.values() if group[0].prompt is not None]
-    for group in groups.values():
-        if group[0].prompt is None:
-            failed = group[0].trouble.startswith("error: ")
-            answer = Answer("", "failed" if failed else "not_applicable", group[0].trouble)
-            yield from ((p, answer) for p in group)
-    if first:
-        for i, answer in backbone.answer([p.prompt for p in first if p.prompt is not None]):
-            yield from ((p, answer) for p in groups[first[i].line["key"]])
+def _settled(p: Plan, held: Mapping[tuple[str, str], dict[str, Any]]) -> tuple[bool, dict[str, Any] | None]:
+    """Whether a plan needs no call, and the line to keep of it: none where the one at hand stands."""
+    old = held.get((p.condition.name, p.line["key"]))
+    if old is not None:
+        again = rejudged(p, old)
+        return True, again if again != old else None
+    if p.prompt is None:
+        failed = p.trouble.startswith("error: ")
+        return True, finished(p, Answer("", "failed" if failed else "not_applicable", p.trouble))
+    return False, None
+
+
+def _answered(
+    plans: Iterable[Plan], held: Mapping[tuple[str, str], dict[str, Any]], backbone: Backbone, asked: set[str]
+) -> Iterator[dict[str, Any] | None]:
+    """The line to keep of each plan as it comes. Prompts are made as the backbone takes them, so that few are in memory;
+    arms whose prompt to a question is the same share one call. asked: the keys of what was asked, added to."""
+    ready: deque[dict[str, Any] | None] = deque()
+    waiting: dict[int, list[Plan]] = {}
+    number = count()
+
+    def prompts() -> Iterator[Prompt]:
+        for _, group in groupby(plans, key=lambda p: p.question.id):
+            alike: dict[str, list[Plan]] = {}
+            for p in group:
+                settled, line = _settled(p, held)
+                if settled:
+                    ready.append(line)
+                else:
+                    alike.setdefault(p.line["key"], []).append(p)
+            for name, same in alike.items():
+                waiting[next(number)] = same
+                asked.add(name)
+                if same[0].prompt is not None:
+                    yield same[0].prompt
+
+    stream = prompts()
+    first = next(stream, None)  # a backbone that has nothing to answer is not loaded
+    for i, answer in backbone.answer(chain([first], stream)) if first is not None else ():
+        while ready:
+            yield ready.popleft()
+        yield from (finished(p, answer) for p in waiting.pop(i))
+    yield from ready
 
 
 def _walked(
-    todo: Sequence[Plan], backbone: Backbone, data: benchmarks.Benchmark
-) -> Iterator[tuple[Plan, Answer]]:
-    """Each errand with its answer, as soon as it is over; its steps are in the plan's walk."""
-    of = {id(p.walk): p for p in todo if p.walk is not None and p.prompt is not None}
-    walks = [p.walk for p in of.values() if p.walk is not None]
-    for done in agent.walk(walks, backbone, shop_of(data)) if walks else ():
-        yield of[id(done)], done.answer
-
-
-def _prompts(p: Plan) -> list[str]:
-    """What names each prompt that the backbone was given for a plan."""
-    if p.walk is None:
-        return [p.line["key"]]
-    return [step.prompt + step.pixels for step in p.walk.steps if step.prompt]
+    plans: Iterable[Plan],
+    held: Mapping[tuple[str, str], dict[str, Any]],
+    backbone: Backbone,
+    data: benchmarks.Benchmark,
+    asked: set[str],
+) -> Iterator[dict[str, Any] | None]:
+    """The same for errands, CHUNK on their way at a time; a walk's line comes as soon as it is over."""
+    for chunk in _chunks(plans, CHUNK):
+        of: dict[int, Plan] = {}
+        for p in chunk:
+            settled, line = _settled(p, held)
+            if settled:
+                yield line
+            else:
+                of[id(p.walk)] = p
+        walks = [p.walk for p in of.values() if p.walk is not None]
+        for done in agent.walk(walks, backbone, shop_of(data)) if walks else ():
+            asked.update(step.prompt + step.pixels for step in done.steps if step.prompt)
+            yield finished(of[id(done)], done.answer)
 
 
 def rejudged(p: Plan, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,31 +331,7 @@ def finished(p: Plan, answer: Answer) -> dict[str, Any]:
     return {name: line[name] for name in (*runs.FIELDS, runs.STEPS) if name in line}
 
 
-def _chunks(plans: Iterator[Plan], size: int) -> Iterator[list[Plan]]:
-    chunk: list[Plan] = []
-    for p in plans:
-        chunk.append(p)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+def _chunks(plans: Iterable[Plan], size: int) -> Iterator[list[Plan]]:
+    left = iter(plans)
+    while chunk := list(islice(left, size)):
         yield chunk
-
-
-class _Clock:
-    """Plain-text progress: a line every ten seconds, with an estimate of the time left."""
-
-    def __init__(self, say: Callable[[str], None], every: float = 10.0):
-        self.say, self.every, self.started = say, every, time.monotonic()
-        self.last = self.started
-
-    @property
-    def minutes(self) -> float:
-        return (time.monotonic() - self.started) / 60
-
-    def tick(self, done: int, total: int, asked: int) -> None:
-        now = time.monotonic()
-        if now - self.last >= self.every and done:
-            self.last = now
-            left = (now - self.started) / done * (total - done) / 60
-            self.say(f"{done} of {total} answers ({asked} prompts asked), about {left:.1f} min left")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ Kept = defaultdict[tuple[str, str], list[tuple[str, dict[str, Any]]]]
 """(condition, question id) -> where its lines stand, and the lines."""
 
 
-def verify(outputs: Path | None = None, *, rebuild: bool = True) -> list[str]:
+def verify(
+    outputs: Path | None = None, *, rebuild: bool = True, say: Callable[[str], None] = print
+) -> list[str]:
     """Every problem of the cached answers, one sentence each; an empty list when there is none.
 
     Finds a changed byte, a duplicated key, an answer whose prompt no longer hashes to its key, a manifest that
-    disagrees. rebuild: also build every prompt again from its benchmark and compare its hashes.
+    disagrees. rebuild: also build every prompt again from its benchmark and compare its hashes; what can't be, as its
+    benchmark is not at hand, is said.
     """
-    return [problem for folder in runs.folders(outputs) for problem in _folder(folder, rebuild)]
+    return [problem for folder in runs.folders(outputs) for problem in _folder(folder, rebuild, say)]
 
 
-def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
+def _folder(folder: Path, rebuild: bool, say: Callable[[str], None]) -> Iterator[str]:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         stated = manifest["conditions"]
@@ -51,8 +54,12 @@ def _folder(folder: Path, rebuild: bool) -> Iterator[str]:
         yield from _lines(path, lines, manifest, kept)
         if name in stated and stated[name]["answers"] != len(lines):
             yield f"{path}: {len(lines)} answers, but the manifest says {stated[name]['answers']}"
-    if rebuild and folder.parent.name in benchmarks.BENCHMARKS:
-        data = benchmarks.load(folder.parent.name)
+    if rebuild and folder.parent.name in benchmarks.known():
+        try:
+            data = benchmarks.load(folder.parent.name)
+        except ValueError as error:
+            say(f"{folder}: its prompts were not built again ({error})")
+            return
         if data.revision != revision:
             now = f"made on {data.name} {revision}, which is now {data.revision}"
             yield f"{folder}: {now}; move that folder away and run again"

@@ -68,6 +68,7 @@ class Scripted:
 
     def answer(self, prompts):
         self.calls += 1
+        prompts = list(prompts)
         for i in reversed(range(len(prompts))):
             self.asked.append(prompts[i])
             said = self.rule(prompts[i])

@@ -32,6 +32,7 @@ class Fake:
         self.identity = dict(model=name, revision="1", dtype="float32", generation={"temperature": 0})
 
     def answer(self, prompts):
+        prompts = list(prompts)
         for i in reversed(range(len(prompts))):
             self.asked.append(prompts[i])
             if len(self.asked) in self.fail:
