@@ -1,4 +1,4 @@
-"""The command line: `delivermem run | status | show | figures | ranks | verify`."""
+"""The command line: `delivermem run | fetch | judge | csv | status | show | figures | ranks | verify`."""
 
 from __future__ import annotations
 
@@ -40,52 +40,98 @@ def run(
     experiment: Annotated[
         str, typer.Argument(help="decomposition, ladder, controls, adapter, errand, cost or frontier")
     ],
-    benchmark: Annotated[str, typer.Option()] = "mini-memlens",
+    benchmark: Annotated[
+        str, typer.Option(help="mini-memlens …, or a fetched one: memlens-32k, dmv-5 …")
+    ] = "mini-memlens",
     backbone: Annotated[
         str,
         typer.Option(
             help="A folder in data/models, a path, or owner/name@revision; default: the experiment's embedded model."
         ),
     ] = "",
+    engine: Annotated[
+        str, typer.Option(help="transformers, openai (a server at --url), or ray (over either).")
+    ] = "transformers",
+    url: Annotated[
+        str, typer.Option(help="An OpenAI-compatible server, such as http://localhost:8000/v1.")
+    ] = "",
+    address: Annotated[
+        str, typer.Option(help="A Ray cluster to join, such as auto; default: one of its own.")
+    ] = "",
+    workers: Annotated[int | None, typer.Option(min=1, help="Ray's actors; default: one a GPU.")] = None,
+    quantization: Annotated[str, typer.Option(help="4bit, through bitsandbytes.")] = "",
     conditions: Annotated[str, typer.Option(help="Some of the conditions, by commas.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="The first N questions only.")] = None,
     k: Annotated[int | None, typer.Option(min=1, help="Records delivered per question.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once; of a server, in flight.")] = 16,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer in tokens; default: the benchmark's.")
+    ] = None,
     outputs: Outputs = None,
     fresh: Annotated[bool, typer.Option(help="Ask again, whatever is cached.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Say what is missing; load no model.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option(help="Say the whole plan and what is missing; load nothing.")
+    ] = False,
 ) -> None:
     """Answer what is missing of EXPERIMENT; a second run makes no model call."""
-    from delivermem import backbones, benchmarks, experiments, runner, runs
+    from delivermem import backbones, experiments, planning, runner
 
     names = [name.strip() for name in conditions.split(",") if name.strip()] or None
     try:
         grid = experiments.find(experiment)
-        arms = experiments.chosen(grid, names)
-        data = benchmarks.load(benchmark)
-        model = backbones.load(
-            backbone or grid.backbone, batch_size=batch_size, max_new_tokens=grid.max_new_tokens
-        )
+        experiments.chosen(grid, names)
+        named = backbone or grid.backbone
+        wanted: dict[str, Any] = dict(conditions=names, limit=limit, k=k, outputs=outputs)
+        longest = max_new_tokens or experiments.longest(experiment, benchmark)
         if dry_run:
-            root = (outputs or runs.data_dir() / "outputs") / benchmark / model.name
-            k = experiments.default_k(benchmark) if k is None else k
-            held = {} if fresh else runner.kept(root, arms)
-            plans = runner.plan(data, arms, model.identity, k=k, limit=limit)
-            cached = [(p.condition.name, p.line["key"]) in held for p in plans]
-            missing = cached.count(False)
-            typer.echo(f"{len(cached)} answers at K = {k}: {cached.count(True)} cached, {missing} to be had")
+            _say(
+                planning.plan_text(
+                    experiment,
+                    benchmark,
+                    named,
+                    engine=engine,
+                    quantization=quantization,
+                    max_new_tokens=longest,
+                    fresh=fresh,
+                    **wanted,
+                )
+            )
             return
-        runner.run(
-            experiment,
-            benchmark=benchmark,
-            backbone=model,
-            conditions=names,
-            limit=limit,
-            k=k,
-            outputs=outputs,
-            fresh=fresh,
-            say=_say,
+        model = backbones.load(
+            named,
+            engine=engine,
+            url=url or None,
+            address=address or None,
+            workers=workers,
+            quantization=quantization or None,
+            batch_size=batch_size,
+            max_new_tokens=longest,
         )
+        runner.run(experiment, benchmark=benchmark, backbone=model, fresh=fresh, say=_say, **wanted)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+
+
+@app.command()
+def fetch(
+    what: Annotated[str, typer.Argument(help="memlens, dmv, or memlens-judge")],
+    length: Annotated[str, typer.Option(help="Of memlens: 32k, 64k, 128k or 256k.")] = "32k",
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A folder that has the published files already.")
+    ] = None,
+) -> None:
+    """Bring a published benchmark, at a pinned revision, into data/benchmarks; goes on where it was stopped."""
+    from delivermem import hub
+
+    try:
+        if what == "memlens":
+            hub.fetch_memlens(length, source=source, say=_say)
+        elif what == "dmv":
+            hub.fetch_dmv(source=source, say=_say)
+        elif what == "memlens-judge":
+            hub.fetch_judge(source=source, say=_say)
+        else:
+            raise ValueError(f"nothing is called {what!r}; fetch memlens, dmv or memlens-judge")
     except (ValueError, OSError) as error:
         _refuse(error)
 

@@ -23,6 +23,10 @@ LENGTHS = {"mini-memlens": 1.0, "mini-memlens-2x": 2.0, "mini-memlens-4x": 4.0, 
 """Benchmarks that differ in the length of their conversations alone: how many times as long, in sessions (embedded) or in
 MemLens's nominal tokens."""
 
+LONGEST = {"memlens-": 128, "dmv-": 512}
+"""Longest reply in tokens on the published benchmarks: the value of MemLens's README for direct answers (its paper says
+2,048, which a direct answer never needs; a reply that is cut off is unjudged, not wrong), and DMV-Bench's."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -131,3 +135,10 @@ def chosen(experiment: Experiment, names: Sequence[str] | None) -> tuple[Conditi
 def default_k(benchmark: str) -> int:
     """Records delivered per question of a benchmark, where nothing else is said."""
     return DEFAULT_K.get(benchmark, 10)
+
+
+def longest(experiment: str, benchmark: str) -> int:
+    """Most tokens of a reply: the benchmark's own setting where it is a published one, else the experiment's."""
+    return next(
+        (n for prefix, n in LONGEST.items() if benchmark.startswith(prefix)), find(experiment).max_new_tokens
+    )

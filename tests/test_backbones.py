@@ -174,7 +174,7 @@ def test_neutralising_is_reversible_and_leaves_no_token(text):
 def test_memory_that_runs_out_halves_the_batch(model, prompts, answers, monkeypatch):
     whole, sizes = type(model)._generate, []
 
-    def small(self, batch):
+    def small(self, batch, *ready):
         sizes.append(len(batch))
         if len(batch) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -187,7 +187,7 @@ def test_memory_that_runs_out_halves_the_batch(model, prompts, answers, monkeypa
 
 
 def test_a_prompt_too_large_for_memory_alone_fails_and_says_so(model, prompts, monkeypatch):
-    def never(self, batch):
+    def never(self, batch, *ready):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(type(model), "_generate", never)
@@ -207,7 +207,7 @@ def test_a_prompt_too_large_for_memory_alone_fails_and_says_so(model, prompts, m
 def test_a_prompt_that_breaks_its_batch_fails_alone(model, prompts, answers, monkeypatch, error, finish):
     whole = type(model)._generate
 
-    def breaks(self, batch):
+    def breaks(self, batch, *ready):
         if any(prompt is prompts[2] for prompt in batch):
             raise error
         return whole(self, batch)

@@ -88,7 +88,8 @@ FETCHED: dict[str, Callable[[], Benchmark]] = {
     name: partial(_memlens, name)
     for which in ("", "-all")
     for name in (f"memlens-{length}k{which}" for length in (32, 64, 128, 256))
-} | {f"dmv-{sessions}": partial(_dmvbench, f"dmv-{sessions}") for sessions in (5, 10, 15, 50)}
+}
+FETCHED |= {f"dmv-{sessions}": partial(_dmvbench, f"dmv-{sessions}") for sessions in (5, 10, 15, 50)}
 """Those whose data `delivermem fetch` brings: the published ones. MemLens's are the 195 questions that agents and the
 paper are measured on, and with `-all` all 789."""
 

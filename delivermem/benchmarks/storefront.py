@@ -86,7 +86,9 @@ class Storefront:
             parts = urlsplit(url.strip().strip("\"'"))
         except ValueError:  # not a URL at all, such as an unfinished bracket
             return ""
-        return re.sub(r"[\s\"'/]+$", "", parts.path) or ("/" if parts.path or (parts.scheme and parts.netloc) else "")
+        return re.sub(r"[\s\"'/]+$", "", parts.path) or (
+            "/" if parts.path or (parts.scheme and parts.netloc) else ""
+        )
 
     def links(self, url: str) -> tuple[str, ...]:
         """The hrefs that a page shows, in order."""
