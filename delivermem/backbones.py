@@ -151,9 +151,14 @@ def _dtype(device: str) -> str:
     return "bfloat16" if torch.cuda.get_device_capability(device)[0] >= 8 else "float16"
 
 
+def installed(module: str) -> bool:
+    """Whether a library is there, without importing it."""
+    return find_spec(module) is not None
+
+
 def needs(extra: str, module: str, what: str) -> None:
     """BackboneError where an optional library is not installed: what needs it, and the command that installs it."""
-    if find_spec(module) is None:
+    if not installed(module):
         raise BackboneError(f'{what} needs {module}; install it with: pip install "delivermem[{extra}]"')
 
 

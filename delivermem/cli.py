@@ -83,19 +83,24 @@ def run(
         named = backbone or grid.backbone
         wanted: dict[str, Any] = dict(conditions=names, limit=limit, k=k, outputs=outputs)
         longest = max_new_tokens or experiments.longest(experiment, benchmark)
+        common: dict[str, Any] = dict(
+            quantization=quantization or None,
+            image_tokens=experiments.image_tokens(benchmark),
+            max_new_tokens=longest,
+        )
         if dry_run:
-            _say(
-                planning.plan_text(
-                    experiment,
-                    benchmark,
-                    named,
-                    engine=engine,
-                    quantization=quantization,
-                    max_new_tokens=longest,
-                    fresh=fresh,
-                    **wanted,
-                )
+            model = None if engine == "openai" or url else backbones.load(named, **common)
+            plan = planning.plan_text(
+                experiment,
+                benchmark,
+                named,
+                model=model,
+                quantization=quantization,
+                max_new_tokens=longest,
+                fresh=fresh,
+                **wanted,
             )
+            _say(plan)
             return
         model = backbones.load(
             named,
@@ -103,9 +108,8 @@ def run(
             url=url or None,
             address=address or None,
             workers=workers,
-            quantization=quantization or None,
             batch_size=batch_size,
-            max_new_tokens=longest,
+            **common,
         )
         runner.run(experiment, benchmark=benchmark, backbone=model, fresh=fresh, say=_say, **wanted)
     except (ValueError, OSError) as error:

@@ -155,7 +155,6 @@ def _shown(record: Record, picture: Picture, tag: str, decisions: Decisions) -> 
     if decisions.modality == "caption":
         return [f"[image: {picture.caption}]"] if picture.caption else []
     image = pictures.load(picture)
-    stamped = decisions.identity == "stamp"
-    return [
-        Slot(record.id, picture.id, pictures.stamp(image, tag) if stamped else image, tag if stamped else "")
-    ]
+    if decisions.identity == "stamp":
+        return [Slot(record.id, picture.id, pictures.stamp(image, tag), tag)]
+    return [Slot(record.id, picture.id, image, original=pictures.as_stored(picture))]

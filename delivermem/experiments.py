@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from delivermem import controls
+from delivermem import controls, retrieval
 from delivermem.backbones import MAX_NEW_TOKENS
 from delivermem.delivery import DELIVERMEM, Decisions
 
@@ -26,6 +26,10 @@ MemLens's nominal tokens."""
 LONGEST = {"memlens-": 128, "dmv-": 512}
 """Longest reply in tokens on the published benchmarks: the value of MemLens's README for direct answers (its paper says
 2,048, which a direct answer never needs; a reply that is cut off is unjudged, not wrong), and DMV-Bench's."""
+
+IMAGE_TOKENS = {"memlens-": 625, "dmv-": 1280}
+"""Most tokens of one picture on the published benchmarks: of 800 x 800 pixels in squares of 32, to which MemLens's evaluator
+shrinks the longer side; and DMV-Bench's own limit, in squares of 28."""
 
 
 @dataclass(frozen=True)
@@ -142,3 +146,13 @@ def longest(experiment: str, benchmark: str) -> int:
     return next(
         (n for prefix, n in LONGEST.items() if benchmark.startswith(prefix)), find(experiment).max_new_tokens
     )
+
+
+def image_tokens(benchmark: str) -> int | None:
+    """Most tokens of one picture; None where a benchmark sets no limit."""
+    return next((n for prefix, n in IMAGE_TOKENS.items() if benchmark.startswith(prefix)), None)
+
+
+def by_sight(arms: Sequence[Condition], ranker: str) -> bool:
+    """Whether any of those conditions, or the benchmark's own ranker, retrieves by an encoder's vectors."""
+    return bool(retrieval.BY_SIGHT & {ranker, *(arm.ranker for arm in arms)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,10 @@ STAMP_SHARE = 0.06
 """Height of a tag as a share of the picture's shorter side, where that is more than `STAMP_MIN`."""
 STAMP_MIN = 16
 """Least height of a tag in pixels: below it the glyphs can't be read."""
+MIME = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
+"""The formats whose files every server reads."""
+ORIENTATION = 0x0112
+"""The EXIF tag that says how a picture is turned."""
 
 
 class PictureError(ValueError):
@@ -78,11 +83,51 @@ def to_rgb(image: Image) -> Image:
     return rgb
 
 
+def as_stored(picture: Picture) -> Path | None:
+    """The picture's file where `load` gives just the pixels that any decoder does: a JPEG, PNG or WebP of 8-bit RGB or
+    grey, upright, opaque, of one frame, without a colour profile. Else None."""
+    from PIL import Image
+
+    if not isinstance(picture.source, str | os.PathLike) or not os.path.isfile(picture.source):
+        return None
+    with Image.open(picture.source) as opened:
+        plain = opened.format in MIME and opened.mode in ("RGB", "L") and getattr(opened, "n_frames", 1) == 1
+        edited = {"transparency", "icc_profile", "gamma"} & opened.info.keys()
+        upright = opened.getexif().get(ORIENTATION, 1) == 1
+    return Path(picture.source) if plain and upright and not edited else None
+
+
+def encoded(image: Image, original: Path | None = None) -> tuple[str, bytes]:
+    """(MIME type, bytes) of a picture as it is sent: those of the original file, or a PNG of the pixels, which are the
+    same, where there is none (any more, or on this machine)."""
+    from PIL import Image as pil
+
+    if original is not None and original.is_file():
+        with pil.open(original) as opened:
+            kind = MIME[str(opened.format)]
+        return kind, original.read_bytes()
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", compress_level=1)
+    return MIME["PNG"], buffer.getvalue()
+
+
 def content_hash(image: Image) -> str:
     """SHA-256 over mode, size and decoded pixels: equal pixels give equal hashes, whatever the file's bytes."""
     digest = hashlib.sha256(f"{image.mode}:{image.width}x{image.height}:".encode())
     digest.update(image.tobytes())
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def unreadable() -> Image:
+    """What stands where a stored picture can't be had: grey, 256 x 192 pixels, and says so."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (256, 192), (200, 200, 200))
+    ImageDraw.Draw(image).text(
+        (128, 96), "picture unavailable", font=font(20), fill=(60, 60, 60), anchor="mm"
+    )
+    return image
 
 
 def stamp_box(image_size: tuple[int, int], tag: str) -> tuple[int, int, int, int]:

@@ -6,15 +6,15 @@ Everything here is immutable and knows nothing of files, models or statistics. I
 from __future__ import annotations
 
 import base64
-import io
-import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from delivermem.times import format_time as format_time
+from delivermem.times import parse_time as parse_time
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,34 +26,6 @@ REFUSAL = "Insufficient information"
 """What a model is asked to reply when the delivered memory does not hold the answer."""
 
 Layout = Literal["interleaved", "images-last", "text-first", "chat"]
-
-WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_TIME = re.compile(
-    r"\s*(\d{4})[/-](\d{1,2})[/-](\d{1,2})(?:\s*\(([^)]*)\))?(?:[\sT]*(?<!\d)(\d{1,2}):(\d{2})(?::\d{2})?)?\s*"
-)
-
-
-def parse_time(text: str) -> datetime:
-    """Read `2024/05/11 (Sat) 19:33`; the weekday and the clock are optional, and no locale is consulted.
-
-    A weekday that contradicts the date is a warning (the date wins); anything unreadable is a ValueError.
-    """
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise ValueError(f"time {text!r} is not of the form 'YYYY/MM/DD (Ddd) HH:MM'")
-    year, month, day, weekday, hour, minute = match.groups()
-    try:
-        time = datetime(int(year), int(month), int(day), int(hour or 0), int(minute or 0))
-    except ValueError as error:
-        raise ValueError(f"time {text!r} is no point in time: {error}") from None
-    if weekday in WEEKDAYS and weekday != WEEKDAYS[time.weekday()]:
-        warnings.warn(f"time {text!r}: that day is a {WEEKDAYS[time.weekday()]}", stacklevel=2)
-    return time
-
-
-def format_time(time: datetime) -> str:
-    """The store's timestamp as a prompt states it: `2024/05/11 (Sat) 19:33`."""
-    return f"{time:%Y/%m/%d} ({WEEKDAYS[time.weekday()]}) {time:%H:%M}"
 
 
 def repeated(ids: Iterable[str]) -> str | None:
@@ -143,6 +115,8 @@ class Question:
     `kind` is the benchmark's question type, `subtype` the finer sort. `needs` names the channels without which
     it can't be answered (`pixels`, `text`, `time`, `identity`: which record is which). `guess` is the chance of a right blind guess, in [0, 1].
     Where `answer_is_record`, `answer` is a record id and a reply is right when it names that record's tag.
+    `time_text` is the stored form of `time`; `old_answer` what was true before an update; `inferred` names the fields
+    that the data do not state; `query` what memory is asked where that is not `text`.
     """
 
     id: str
@@ -156,6 +130,10 @@ class Question:
     needs: frozenset[str] = frozenset()
     guess: float = 0.0
     answer_is_record: bool = False
+    time_text: str = ""
+    old_answer: str = ""
+    inferred: frozenset[str] = frozenset()
+    query: str = ""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.gold if name not in self.memory]
@@ -173,12 +151,26 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """One image slot of a prompt: the final pixels of the delivered copy, RGB, and the tag stamped on it."""
+    """One image slot of a prompt: the final pixels of the delivered copy, RGB, and the tag stamped on it. `original` is
+    the file whose bytes decode to those very pixels, where there is one."""
 
     record_id: str
     picture_id: str
     image: Image
     tag: str = ""
+    original: Path | None = None
+
+    def showing(self, image: Image) -> Slot:
+        """The slot with other pixels, which are no file's any more."""
+        return self if image is self.image else replace(self, image=image, original=None)
+
+    @property
+    def data_url(self) -> str:
+        """The bytes of the original file, or else a lossless PNG of the pixels, as a data URL."""
+        from delivermem.pictures import encoded
+
+        kind, content = encoded(self.image, self.original)
+        return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,7 +265,7 @@ class Prompt:
 
     def with_images(self, change: Callable[[int, Slot], Image]) -> Prompt:
         """The same prompt with the pixels of each slot replaced by `change(index, slot)`."""
-        new = {id(slot): replace(slot, image=change(i, slot)) for i, slot in enumerate(self.slots)}
+        new = {id(slot): slot.showing(change(i, slot)) for i, slot in enumerate(self.slots)}
         swap = [
             replace(item, parts=tuple(p if isinstance(p, str) else new[id(p)] for p in item.parts))
             for item in self.items
@@ -290,14 +282,12 @@ class Prompt:
         return [system, *self._chat(lambda slot: {"type": "image", "image": slot.image})]
 
     def to_openai(self) -> list[dict[str, Any]]:
-        """Chat messages for an OpenAI-compatible server, images as lossless data URLs in their places. Text stands as it
-        was stored: where users write it, see to it that your server takes no control tokens from it."""
+        """Chat messages for an OpenAI-compatible server, images as data URLs in their places: a stored file's own bytes
+        where they are what is shown, else PNG. Text stands as it was stored: where users write it, see to it that your
+        server takes no control tokens from it."""
 
         def image(slot: Slot) -> dict[str, Any]:
-            buffer = io.BytesIO()
-            slot.image.save(buffer, format="PNG", compress_level=1)
-            url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-            return {"type": "image_url", "image_url": {"url": url}}
+            return {"type": "image_url", "image_url": {"url": slot.data_url}}
 
         return [{"role": "system", "content": self.system}, *self._chat(image)]
 

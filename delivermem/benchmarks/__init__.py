@@ -66,9 +66,9 @@ def _mini_dmv(sessions: int) -> Benchmark:
 
 
 def _memlens(name: str) -> Benchmark:
-    from delivermem.benchmarks import memlens
+    from delivermem.benchmarks import memlens_store
 
-    return memlens.load(name)
+    return memlens_store.load(name)
 
 
 def _dmvbench(name: str) -> Benchmark:

@@ -1,0 +1,330 @@
+"""What a run would take, before anything is loaded: what to fetch, how many prompts, how many tokens, about how many hours.
+
+Hours are estimates from the arithmetic of a transformer, not measurements: prefill at `Gpu.share` of the stated peak, decoding
+bound by reading the weights once a token for `BATCH` prompts together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from delivermem import backbones, benchmarks, experiments, hub, runner, runs
+from delivermem.benchmarks import memlens_store, released
+from delivermem.experiments import Condition
+from delivermem.records import Prompt
+from delivermem.sizing import Grid
+
+GIB = 2**30
+BATCH = 8
+REPLY = 40
+"""Tokens of a usual reply; a run's own limit is far above it."""
+SPARE = 1.5
+"""GiB beside weights and cache: the vision encoder at work, the libraries."""
+SAMPLE = 12
+"""Questions whose prompts are made to measure a fetched benchmark's lengths."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU: usable memory in GiB, whether it computes in bfloat16, peak in Tflop/s (16 bit, dense), GB/s, and the
+    share of the peak that prefill reaches."""
+
+    name: str
+    gib: float
+    bf16: bool
+    tflops: float
+    gbs: float
+    share: float = 0.45
+
+
+GPUS = (
+    Gpu("T4", 15, False, 65, 320, 0.40),
+    Gpu("L4", 22, True, 121, 300),
+    Gpu("A100 40 GB", 40, True, 312, 1555),
+    Gpu("A100 80 GB", 80, True, 312, 2039),
+    Gpu("H100", 80, True, 989, 3350),
+)
+"""Those that Colab lends. Source: the makers' data sheets; shares as measured by others for dense models of 8B."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model: parameters and those at work on a token, in billions; layers, heads of queries and of keys and their size;
+    pixels a side of an image token."""
+
+    billions: float
+    active: float
+    layers: int
+    queries: int
+    heads: int
+    head: int
+    factor: int
+
+    @property
+    def cache(self) -> int:
+        """Bytes of key-value cache a token, in 16 bit."""
+        return 2 * 2 * self.layers * self.heads * self.head
+
+
+MODELS = {
+    "Qwen/Qwen3-VL-2B-Instruct": Size(2.1, 2.1, 28, 16, 8, 128, 32),
+    "Qwen/Qwen3-VL-4B-Instruct": Size(4.4, 4.4, 36, 32, 8, 128, 32),
+    "Qwen/Qwen3-VL-8B-Instruct": Size(8.8, 8.8, 36, 32, 8, 128, 32),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": Size(31.1, 3.8, 48, 32, 4, 128, 32),
+    "Qwen/Qwen3-VL-32B-Instruct": Size(33.4, 33.4, 64, 64, 8, 128, 32),
+    "Qwen/Qwen2.5-VL-3B-Instruct": Size(3.8, 3.8, 36, 16, 2, 128, 28),
+    "Qwen/Qwen2.5-VL-7B-Instruct": Size(8.3, 8.3, 28, 28, 4, 128, 28),
+}
+"""Source: the models' cards and published configurations, in round figures."""
+
+MEMLENS = {"32k": (14, 20, 124), "64k": (26, 39, 242), "128k": (49, 74, 468), "256k": (93, 138, 928)}
+"""Sessions and pictures of a question, kilobytes of its JSON. Source: arXiv 2605.14906 and the data card for 32k and 256k, and
+file sizes over 789 questions; sessions and pictures between are in proportion to size."""
+TURNS = 10
+"""Turns of a session on MemLens (arXiv 2605.14906)."""
+PROBES = {5: 1053, 10: 4821, 15: 10307, 50: 2407}
+"""Probes of DMV-Bench by sessions, on Qwen2.5-VL's own trajectories (arXiv 2606.27499); others' trajectories give others."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Prompts of one condition, and tokens of each: words and pictures. `steps`: prompts of an errand, at most."""
+
+    prompts: int
+    text: int
+    image: int
+    steps: int = 1
+
+
+def weights_gib(size: Size, quantization: str = "") -> float:
+    """GiB of a model's weights: 16 bit, or 4 bit with what is kept in 16 (about a tenth)."""
+    return size.billions * 1e9 * (0.1 * 2 + 0.9 * 0.56 if quantization == "4bit" else 2) / GIB
+
+
+def fits(backbone: str, gib: float, bf16: bool, *, tokens: int = 8192) -> list[str]:
+    """In which precisions a model and one prompt of so many tokens fit a GPU's memory: of bfloat16 (float16 where the GPU has
+    none) and 4bit; none where it is too small. ValueError for a model whose size is not known here."""
+    size = known(backbone)
+    half = "bfloat16" if bf16 else "float16"
+    room = gib - SPARE - size.cache * tokens / GIB
+    return [name for name in (half, "4bit") if weights_gib(size, name) <= room]
+
+
+def known(backbone: str) -> Size:
+    """The size of a model by its hub id; a ValueError lists those that are known."""
+    name = backbone.partition("@")[0]
+    if name not in MODELS:
+        raise ValueError(f"the size of {backbone!r} is not known here; known: {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def hours(size: Size, gpu: Gpu, loads: Sequence[Load], *, quantization: str = "") -> float:
+    """About how long a GPU takes for those prompts."""
+    seconds = 0.0
+    for load in loads:
+        tokens = load.text + load.image
+        work = 2 * size.active * 1e9 * tokens + 2 * size.layers * size.queries * size.head * tokens**2
+        prefill = work / (gpu.tflops * 1e12 * gpu.share)
+        read = weights_gib(size, quantization) * GIB * min(1.0, size.active * BATCH / size.billions)
+        decode = REPLY * read / (gpu.gbs * 1e9) / BATCH
+        seconds += load.prompts * load.steps * (prefill + decode)
+    return seconds / 3600
+
+
+def plan_text(
+    experiment: str,
+    benchmark: str,
+    named: str,
+    *,
+    model: backbones.Backbone | None = None,
+    quantization: str = "",
+    max_new_tokens: int,
+    fresh: bool = False,
+    conditions: Sequence[str] | None = None,
+    limit: int | None = None,
+    k: int | None = None,
+    outputs: Path | None = None,
+) -> str:
+    """The whole plan of a run in plain sentences. model: the backbone whose cached answers count, unloaded; None: none do.
+
+    Raises ValueError for an unknown experiment, condition or benchmark; what is merely not here yet is part of the plan.
+    """
+    if benchmark not in benchmarks.known():
+        benchmarks.load(benchmark)  # says which there are
+    arms = experiments.chosen(experiments.find(experiment), conditions)
+    k = experiments.default_k(benchmark) if k is None else k
+    data, absent = _at_hand(benchmark)
+    missing = [absent] if absent else []
+    root = (outputs or runs.data_dir() / "outputs") / benchmark / (model.name if model else "")
+    held = {} if fresh or model is None else runner.kept(root, arms)
+    lines = [f"{experiment} on {benchmark} with {named}, K = {k}, at most {max_new_tokens} tokens a reply"]
+    size = MODELS.get(named.partition("@")[0])
+    if data is None:
+        loads = _guessed(benchmark, arms, k, limit, size)
+        cached = 0
+    else:
+        exact = benchmark in benchmarks.BENCHMARKS and model is not None
+        loads, cached = _measured(data, arms, model if exact else None, k, limit, held, size)
+    total = sum(load.prompts for load in loads.values())
+    about = "" if data is not None else "about "
+    lines.append(f"{about}{total} answers at K = {k}: {cached} cached, {total - cached} to be had")
+    lines.append(
+        "tokens of a prompt, words and pictures" + (", at most" if data is None else ", on average") + ":"
+    )
+    for name, load in loads.items():
+        steps = f", at most {load.steps} steps each" if load.steps > 1 else ""
+        lines.append(f"  {name}: {load.prompts} prompts{steps}, {load.text} + {load.image} tokens")
+    missing += list(_missing(named, arms, data, benchmark, quantization))
+    left = {name: load for name, load in loads.items() if load.prompts}
+    lines += _time_by_gpu(named, size, list(left.values()), (total - cached) / max(1, total), quantization)
+    if data is not None and data.notes:
+        lines += ["about the data:", *(f"  {note}" for note in data.notes)]
+    if benchmark.startswith("memlens-"):
+        lines.append(f"after the run {total} answers await the judge: delivermem judge {benchmark} --url …")
+    lines += ["missing here:", *(f"  {what}" for what in missing)] if missing else ["nothing is missing here"]
+    return "\n".join(lines)
+
+
+def _at_hand(name: str) -> tuple[benchmarks.Benchmark | None, str]:
+    """The benchmark, or why it is not here and what fetching it brings."""
+    if name in benchmarks.FETCHED:
+        place = (
+            memlens_store.folder() if name.startswith("memlens-") else runs.data_dir() / "benchmarks" / "dmv"
+        )
+        length = name.split("-")[1]
+        if name.startswith("memlens-") and not (place / f"{length}.json").exists():
+            size = hub.MEMLENS_SIZES[length]
+            return None, (
+                f"the data: {size} MB of questions and 219 MB of pictures; delivermem fetch memlens --length {length}"
+            )
+        if name.startswith("dmv-") and not (place / "source.json").exists():
+            return None, "the data: a catalogue of 1 MB and 1,500 MB of pictures; delivermem fetch dmv"
+    return benchmarks.load(name), ""
+
+
+def _guessed(
+    benchmark: str, arms: Sequence[Condition], k: int, limit: int | None, size: Size | None
+) -> dict[str, Load]:
+    """Prompts and tokens of a benchmark that is not here, from what its paper states: one picture to every record."""
+    if benchmark.startswith("dmv-"):
+        cap = experiments.image_tokens(benchmark) or 0
+        picture, words, count = cap, 120, PROBES[int(benchmark.split("-")[1])]
+        whole_text = whole_images = 0
+    else:
+        sessions, pictures, kilobytes = MEMLENS[benchmark.split("-")[1]]
+        picture = experiments.image_tokens(benchmark) or 0
+        whole_text, whole_images = kilobytes * 1000 // 5, pictures * picture
+        words = whole_text // (sessions * TURNS)
+        count = 789 if benchmark.endswith("-all") else 195
+    count = min(count, limit or count)
+    loads = {}
+    for arm in arms:
+        if arm.asks == "everything":
+            loads[arm.name] = Load(count, whole_text, whole_images)
+            continue
+        n = arm.k or k
+        shown = n if arm.decisions.modality == "pixels" else 0
+        steps = 8 if arm.asks == "errand" else 1
+        loads[arm.name] = Load(count, 150 + n * words, (shown + (steps > 1)) * picture, steps)
+    return loads
+
+
+def _measured(
+    data: benchmarks.Benchmark,
+    arms: Sequence[Condition],
+    model: backbones.Backbone | None,
+    k: int,
+    limit: int | None,
+    held: Mapping[tuple[str, str], Any],
+    size: Size | None,
+) -> tuple[dict[str, Load], int]:
+    """The same from the data itself, and how many answers are cached. Without `model` a sample is planned and the answers at
+    hand are taken to be of the same prompts; the run itself looks at every one."""
+    questions = data.questions[:limit]
+    step = max(1, len(questions) // SAMPLE) if model is None else 1
+    grid = Grid(size.factor if size else 32, 4, experiments.image_tokens(data.name) or 16384)
+    from dataclasses import replace
+
+    part = replace(data, questions=tuple(questions[::step]))
+    seen, text, image, cached = Counter[str](), Counter[str](), Counter[str](), 0
+    for p in runner.plan(part, arms, model.identity if model else {}, k=k):
+        name = p.condition.name
+        seen[name] += 1
+        cached += (name, p.line["key"]) in held
+        if p.prompt is not None:
+            text[name] += _words(p.prompt)
+            image[name] += sum(grid.tokens(*slot.image.size) for slot in p.prompt.slots)
+    if model is None:
+        ids = {question.id for question in questions}
+        cached = sum(line["question_id"] in ids for line in held.values())
+    loads = {
+        arm.name: Load(
+            len(questions),
+            text[arm.name] // max(1, seen[arm.name]),
+            image[arm.name] // max(1, seen[arm.name]),
+            8 if arm.asks == "errand" else 1,
+        )
+        for arm in arms
+    }
+    return loads, cached
+
+
+def _words(prompt: Prompt) -> int:
+    """About how many tokens a prompt's words are: one for four characters."""
+    return len(prompt.text) // 4
+
+
+def _missing(
+    named: str,
+    arms: Sequence[Condition],
+    data: benchmarks.Benchmark | None,
+    benchmark: str,
+    quantization: str,
+) -> Iterator[str]:
+    """What a run would lack on this machine, a sentence each with the cure."""
+    model, revision, folder = backbones.locate(named)
+    if folder is None and not _downloaded(model, str(revision)):
+        size = MODELS.get(model)
+        gigabytes = f", about {size.billions * 2:.0f} GB" if size else ""
+        yield f"the model's weights: {model} at {str(revision)[:12]}{gigabytes}; the hub's client fetches them at the first prompt"
+    if folder is None and backbones.device_of(None) == "cpu":
+        yield "a GPU: torch sees none here, and a model of this size takes minutes for an answer on a CPU"
+    if quantization == "4bit" and not backbones.installed("bitsandbytes"):
+        yield "bitsandbytes, for 4 bit: pip install bitsandbytes"
+    if benchmark.startswith("memlens-") and any(arm.asks == "everything" for arm in arms):
+        try:
+            released.words()
+        except released.CheckoutError as error:
+            yield f"the evaluator's own words for the whole conversation: {error}"
+    if data is not None and data.encoder and experiments.by_sight(arms, data.ranker):
+        encoder, revision, folder = backbones.locate(data.encoder)
+        if folder is None and not _downloaded(encoder, str(revision)):
+            yield f"the encoder: {encoder} at {str(revision)[:12]}; the hub's client fetches it when it first encodes"
+
+
+def _downloaded(model: str, revision: str) -> bool:
+    import huggingface_hub
+
+    return isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json", revision=revision), str)
+
+
+def _time_by_gpu(
+    named: str, size: Size | None, loads: Sequence[Load], share: float, quantization: str
+) -> Iterator[str]:
+    if size is None:
+        yield f"no estimate of hours: the size of {named} is not known here"
+        return
+    yield f"estimated hours by GPU ({weights_gib(size, quantization):.0f} GiB of weights; arithmetic, not measured):"
+    longest = max((load.text + load.image for load in loads), default=0)
+    for gpu in GPUS:
+        ways = fits(named, gpu.gib, gpu.bf16, tokens=longest)
+        way = quantization or (ways[0] if ways else "")
+        if way not in ways:
+            yield f"  {gpu.name}: does not fit ({gpu.gib:.0f} GiB)"
+            continue
+        took = hours(size, gpu, loads, quantization=way) * share
+        yield f"  {gpu.name}: {f'{took:.1f} h' if took >= 1 else f'{took * 60:.0f} min'} in {way}"
