@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delivermem import backbones, benchmarks, experiments, runs
-from delivermem.pairing import JUDGED, Missing, state_of
+from delivermem import backbones, benchmarks, completeness, experiments, runs
+from delivermem.pairing import Missing, awaiting, state_of
 from delivermem.runs import RunError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EMBEDDED = "mini"
 """The name for every embedded benchmark that an experiment was run on."""
+SHOPS, CONVERSATIONS = ("adapter", "errand"), ("cost", "frontier")
+"""Experiments that are asked where there is a shop, and where there are conversations, alone."""
 SERVER = "OPENAI_BASE_URL"
 """Environment variable with a server's address, as the openai client reads it."""
 
@@ -59,7 +61,7 @@ class Setting:
                 f"engine {self.engine!r} is unknown; choose one of {', '.join(backbones.ENGINES)}"
             )
         if not self._family:
-            whole = "-".join(filter(None, (self.benchmark, self.length)))
+            whole = "-".join(filter(None, (self.benchmark, str(self.length))))
             raise ValueError(
                 f"benchmark {whole!r} is unknown; choose {EMBEDDED}, or one of {', '.join(benchmarks.known())}"
             )
@@ -79,7 +81,7 @@ class Setting:
     @property
     def name(self) -> str:
         """Of the folder of figures: `<benchmark>--<backbone>`, and the limit where there is one."""
-        which = "-".join(filter(None, (self.benchmark, self.length)))
+        which = "-".join(filter(None, (self.benchmark, str(self.length))))
         first = f"--first-{self.limit}" if self.limit else ""
         return f"{which}--{folder_of(self.backbone) if self.backbone else 'embedded'}{first}"
 
@@ -121,15 +123,39 @@ class Setting:
         return tuple(sorted(held & {*self._family}))
 
     def has(self, experiment: str) -> bool:
-        """Whether there are answers to draw, or they are to be asked for."""
-        return bool(self._wanted(experiment) if self.regenerate else self.names(experiment))
+        """Whether the whole of an experiment is at hand somewhere, or is to be asked for."""
+        if self.regenerate:
+            return bool(self._wanted(experiment))
+        who, root = folder_of(self.model_of(experiment)), self.outputs or runs.data_dir() / "outputs"
+        arms = [f"{arm.name}.jsonl" for arm in experiments.find(experiment).conditions]
+        return any(all((root / name / who / arm).exists() for arm in arms) for name in self.names(experiment))
+
+    @property
+    def conversations(self) -> bool:
+        """Whether any of the benchmarks meant is one of conversations."""
+        return any(not _shop(name) for name in self._family)
+
+    def where(self, experiment: str) -> dict[str, Any]:
+        """One folder of answers, as `show` and `runs.load` take it: benchmark (conversations first), backbone, outputs."""
+        names = sorted(self.names(experiment), key=_shop)
+        if not names:
+            raise RunError(self.absent(experiment))
+        return dict(benchmark=names[0], backbone=folder_of(self.model_of(experiment)), outputs=self.outputs)
 
     def _wanted(self, experiment: str) -> tuple[str, ...]:
         """The benchmarks to ask an experiment of; none where none has what it takes."""
-        if self.benchmark == EMBEDDED and not self.length:
+        if self.benchmark == EMBEDDED:
             return self.names(experiment)
-        shops = [name for name in self._family if not ("dmv" in name or "errand" in name)]
-        return () if experiment == "errand" and shops else self._family
+        alike = {name: _shop(name) for name in self._family}
+        unfit = {True: CONVERSATIONS, False: SHOPS}
+        return tuple(name for name, shop in alike.items() if experiment not in unfit[shop])
+
+    def several(self, *wanted: str) -> dict[str, pd.DataFrame]:
+        """Experiment -> its answers, of those that are at hand or to be asked for; RunError where none is."""
+        found = {name: self.answers(name) for name in wanted if self.has(name)}
+        if not found:
+            raise RunError(self.absent(wanted[0]))
+        return found
 
     def answers(self, experiment: str) -> pd.DataFrame:
         """The answers of an experiment, as of `runs.load`, after what is missing of them was asked for where that is wanted.
@@ -160,24 +186,35 @@ class Setting:
 
     def absent(self, experiment: str) -> str:
         """The sentence that there are no answers to an experiment, and how they are made."""
-        names = self._family if len(self._family) == 1 else [f"{self.benchmark}-LENGTH"]
-        which = "" if self.benchmark == EMBEDDED else f" --benchmark {names[0]}"
+        fit = "conversations" if experiment in CONVERSATIONS else "a shop"
+        if not self._wanted(experiment) and self.benchmark != EMBEDDED:
+            other = "memlens" if experiment in CONVERSATIONS else "dmv"
+            return f"{experiment!r} is asked where there is {fit}, which {self.benchmark} has not; take benchmark = {other!r}"
+        name = self._family[0] if len(self._family) == 1 else f"{self.benchmark}-LENGTH"
+        which = "" if self.benchmark == EMBEDDED else f" --benchmark {name}"
         who = f" --backbone {self.backbone}" if self.backbone else ""
-        if self.regenerate and not self._wanted(experiment):
-            return f"{self.benchmark} has no shop to run errands in; take benchmark = 'dmv' with a length"
         return (
             f"no answers of {experiment!r} are at hand for {self.name}; make them with: delivermem run {experiment}{which}"
             f"{who}, or set regenerate = True in the parameters"
+        )
+
+    def lacks(self, experiment: str) -> Any:
+        """The same as Markdown, to stand in a section's place."""
+        from IPython.display import Markdown
+
+        return Markdown(  # type: ignore[no-untyped-call]
+            f"*Left out: {self.absent(experiment)}.*"
         )
 
     def _count(self, experiment: str, table: pd.DataFrame) -> None:
         states = [state_of(s, v) for s, v in zip(table["status"], table["verdict"], strict=True)]
         waiting, failed = states.count("unjudged"), states.count("failed")
         self.open[experiment] = waiting + failed
-        if self.open[experiment]:
+        if self.open[experiment] and not self.embedded:
+            cures = sorted({*awaiting(table).values()}) or ["the same run again"]
             self.say(
-                f"{experiment}: of {len(states)} answers {waiting} await their verdict and {failed} failed; they leave their "
-                "pairs, and no number is recorded until they are settled (delivermem judge, or the same run again)"
+                f"{experiment}: of {len(states)} answers {waiting} have no verdict and {failed} failed; they leave their pairs, "
+                f"and no number is recorded until they are settled: {' and '.join(cures)}"
             )
 
     def _run(self, experiment: str) -> None:
@@ -188,32 +225,19 @@ class Setting:
                 f"benchmark {self.benchmark!r} has several lengths: {', '.join(self._family)}; give one to answer anew"
             )
         for name in self._wanted(experiment):
-            model = self._model(experiment, name)
-            longest = experiments.longest(experiment, name)
-            self.say(
-                planning.plan_text(
-                    experiment,
-                    name,
-                    self.model_of(experiment),
-                    model=model,
-                    max_new_tokens=longest,
-                    limit=self.limit,
-                    outputs=self.outputs,
-                )
-            )
+            model, named = self.model(experiment, name), self.model_of(experiment)
+            wanted: dict[str, Any] = dict(limit=self.limit, outputs=self.outputs, say=self.say)
             if self.engine == "transformers":
-                colab.check(self.model_of(experiment))
-            runner.run(
-                experiment,
-                benchmark=name,
-                backbone=model,
-                limit=self.limit,
-                outputs=self.outputs,
-                say=self.say,
-            )
+                if trouble := colab.preflight(named, name, experiment=experiment, model=model, **wanted):
+                    raise backbones.BackboneError(trouble)
+            else:
+                longest = experiments.longest(experiment, name)
+                about: dict[str, Any] = dict(model=model, limit=self.limit, outputs=self.outputs)
+                self.say(planning.plan_text(experiment, name, named, max_new_tokens=longest, **about))
+            runner.run(experiment, benchmark=name, backbone=model, **wanted)
             colab.keep()
 
-    def _model(self, experiment: str, name: str) -> backbones.Backbone:
+    def model(self, experiment: str, name: str) -> backbones.Backbone:
         """The backbone, loaded when it first answers, and once for all experiments with replies of one length."""
         key = (self.model_of(experiment), experiments.longest(experiment, name))
         if key not in self._models:
@@ -224,6 +248,14 @@ class Setting:
                 )
             self._models[key] = backbones.load(key[0], engine=self.engine, url=url, max_new_tokens=key[1])
         return self._models[key]
+
+    def live(self, experiment: str) -> backbones.Backbone | None:
+        """The backbone, where it is to be asked or is an embedded one, which any machine can ask; else None."""
+        named = self.model_of(experiment)
+        small = (runs.data_dir() / "models" / named / "config.json").is_file()
+        return (
+            self.model(experiment, self.where(experiment)["benchmark"]) if self.regenerate or small else None
+        )
 
     def about(self, experiment: str = "", benchmark: str | None = None) -> str:
         """Where the answers drawn come from, a line a benchmark and backbone, as of `runs.about`."""
@@ -241,52 +273,29 @@ class Setting:
     def comparable(
         self, table: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]
     ) -> dict[str, tuple[str, str]]:
-        """The pairs of conditions that share a judged answerable question in every benchmark and backbone of the table; of
-        the others it is said that they are left out. In the default setting all, so that what lacks is an error."""
-        if self.embedded:
-            return dict(pairs)
-        kept = {
-            name: pair
-            for name, pair in pairs.items()
-            if all(
-                _shared(part, pair)
-                for _, part in table[table["kind"] != "answer_refusal"].groupby(["benchmark", "backbone"])
-            )
-        }
-        if lost := [name for name in pairs if name not in kept]:
-            self.say(f"left out, as no question has a verdict in both arms: {', '.join(lost)}")
-        return kept
+        """`completeness.comparable`; in the default setting all pairs, so that what lacks is an error."""
+        return dict(pairs) if self.embedded else completeness.comparable(table, pairs, say=self.say)
 
     def settled(
         self, table: pd.DataFrame, pairs: Mapping[str, tuple[str, str]], by: list[str]
     ) -> pd.DataFrame:
-        """The rows of questions whose answers are all settled, in the groups of `by` in which every pair shares a question;
-        what is left out is said. In the default setting all rows, so that what lacks is an error."""
-        if self.embedded or table.empty:
-            return table
-        asked = {condition for pair in pairs.values() for condition in pair}
-        rows = table[table["condition"].isin(asked)]
-        states = [state_of(s, v) for s, v in zip(rows["status"], rows["verdict"], strict=True)]
-        waiting = rows["question_id"][[state not in (*JUDGED, "not_applicable") for state in states]]
-        rows = rows[~rows["question_id"].isin(set(waiting))]
-        whole = [part for _, part in rows.groupby(by) if all(_shared(part, pair) for pair in pairs.values())]
-        kept = {question for part in whole for question in part["question_id"]}
-        if lost := table["question_id"].nunique() - len(kept):
-            self.say(f"{lost} questions are left out, as one of their arms has no verdict")
-        return table[table["question_id"].isin(kept)]
+        """`completeness.settled`; in the default setting all rows, so that what lacks is an error."""
+        return table if self.embedded else completeness.settled(table, pairs, by, say=self.say)
 
-    def save(self, figure: Figure, name: str, table: pd.DataFrame | None = None) -> None:
-        """The figure's files, as of `figures.save_figure`, in the setting's folder."""
+    def save(self, figure: Figure | Any, name: str, table: pd.DataFrame | None = None) -> None:
+        """The figure's files, as of `figures.save_figure`, in the setting's folder; of a sentence in a figure's place, none."""
         from delivermem import canvas
 
-        canvas.save_figure(figure, name, table=table, folder=self.figures)
+        if hasattr(figure, "savefig"):
+            canvas.save_figure(figure, name, table=table, folder=self.figures)
 
     def record(self, values: Mapping[str, Mapping[str, Any]]) -> None:
         """Numbers by name, as of `figures.record_numbers`, in the setting's folder; what is not finite (an interval of one
         conversation) is left out. None while answers are open: a headline waits for its verdicts."""
         from delivermem import canvas
 
-        if waiting := sum(self.open.values()):
+        waiting = 0 if self.embedded else sum(self.open.values())
+        if waiting:
             self.say(f"no number is recorded: {waiting} answers failed or await their verdict")
             return
         known = {
@@ -304,10 +313,8 @@ def folder_of(backbone: str) -> str:
     return backbone.partition("@")[0].replace("/", "--")
 
 
-def _shared(table: pd.DataFrame, pair: tuple[str, str]) -> bool:
-    """Whether some question has a verdict in both conditions."""
-    rows = table[(table["status"] == "ok") & table["verdict"].isin(JUDGED) & table["condition"].isin(pair)]
-    return bool(rows.groupby("question_id")["condition"].nunique().eq(2).any())
+def _shop(name: str) -> bool:
+    return "dmv" in name or "errand" in name
 
 
 def _nan(value: Any) -> bool:

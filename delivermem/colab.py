@@ -7,26 +7,26 @@ mounted, as closed shards (`shards`); a new machine gets them back, and running 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from delivermem import backbones, benchmarks, runs, shards
+from delivermem import benchmarks, notebooks, runs, shards
+from delivermem.backbones import Backbone
 
 FRONT_END = frozenset({"ipykernel", "ipywidgets", "jupyterlab", "nbclient", "nbformat"})
 """What Colab brings in versions of its own, and a notebook that runs there does not need newer."""
 LOADED = ("numpy", "pandas", "PIL", "matplotlib", "torch", "transformers")
 """Modules whose files must not change under a running kernel."""
-EVERY = 120.0
-"""Seconds between copies to Drive."""
 Say = Callable[[str], None]
 
 
@@ -37,7 +37,7 @@ def set_up(*, dry: bool = False, say: Say = print) -> list[str]:
     installed; dry: those that would be, and nothing is done. What is there but too old is said, not replaced. A failing
     pip is a RuntimeError with its last lines.
     """
-    root = runs.data_dir().parent if (runs.data_dir().parent / "pyproject.toml").is_file() else _clone()
+    root = notebooks.root()
     lacking, old = needed(root / "pyproject.toml")
     for text in old:
         say(f"{text}: upgrade it with %pip install -U, then restart the session")
@@ -56,10 +56,6 @@ def set_up(*, dry: bool = False, say: Say = print) -> list[str]:
     else:
         keep_on(drive / "outputs", say=say)
     return lacking
-
-
-def _clone() -> Path:
-    return Path(__file__).resolve().parents[1]
 
 
 def needed(project: Path) -> tuple[list[str], list[str]]:
@@ -147,27 +143,26 @@ def preflight(
     benchmark: str,
     *,
     experiment: str = "decomposition",
+    model: Backbone | None = None,
     limit: int | None = None,
     outputs: Path | None = None,
     say: Say = print,
-) -> bool:
+) -> str:
     """Say what this machine's GPU is, what fits it, and what a run would take, before anything is loaded.
 
-    Returns whether the backbone fits; where it does not, says what does, and that the cached answers need no GPU.
+    model: the backbone, unloaded, whose cached answers count. Returns "" where the backbone fits; where it does not, a
+    sentence that names what does, and the cached answers, which need no GPU.
     """
     from delivermem import experiments, planning
 
     say(machine())
     longest = experiments.longest(experiment, benchmark)
-    say(
-        planning.plan_text(
-            experiment, benchmark, backbone, max_new_tokens=longest, limit=limit, outputs=outputs
-        )
-    )
+    wanted: dict[str, Any] = dict(model=model, max_new_tokens=longest, limit=limit, outputs=outputs)
+    say(planning.plan_text(experiment, benchmark, backbone, **wanted))
     trouble = too_small(backbone)
     if trouble:
         say(trouble)
-    return not trouble
+    return trouble
 
 
 def machine() -> str:
@@ -193,30 +188,20 @@ def too_small(backbone: str) -> str:
     if backbone.partition("@")[0] not in planning.MODELS:
         return ""
     here = gpu()
-    ways = planning.fits(backbone, here.gib, here.bf16) if here else []
-    if {"bfloat16", "float16"} & {*ways}:
+    ways = {name: planning.fits(name, here.gib, here.bf16) if here else [] for name in planning.MODELS}
+    own = ways[backbone.partition("@")[0]]
+    if {*own} - {"4bit"}:
         return ""
-    fitting = [
-        name
-        for name in planning.MODELS
-        if here and planning.fits(name, here.gib, here.bf16)[:1] not in ([], ["4bit"])
+    whole = [name for name, found in ways.items() if {*found} - {"4bit"}]
+    said = [
+        f"{here.name} ({here.gib:.1f} GiB) is too small for {backbone}"
+        if here
+        else f"{backbone} needs a GPU",
+        f"{', '.join(whole)} fit" if whole else "",
+        f"in 4 bit it fits: delivermem run … --backbone {backbone} --quantization 4bit" if own else "",
+        "the cached answers need no GPU: leave the parameter backbone empty, and regenerate = False",
     ]
-    what = (
-        f"{here.name} ({here.gib:.1f} GiB) is too small for {backbone}" if here else f"{backbone} needs a GPU"
-    )
-    four = (
-        f", or run it in 4 bit: delivermem run … --backbone {backbone} --quantization 4bit"
-        if "4bit" in ways
-        else ""
-    )
-    other = f"; of the known ones {', '.join(fitting)} fit" if fitting else ""
-    return f"{what}{other}{four}; or draw the cached answers, which need no GPU: leave backbone empty and regenerate = False"
-
-
-def check(backbone: str) -> None:
-    """BackboneError, with what can be done instead, where this machine's GPU is too small for a backbone."""
-    if trouble := too_small(backbone):
-        raise backbones.BackboneError(trouble)
+    return "; ".join(filter(None, said))
 
 
 def drive_folder() -> Path | None:
@@ -233,68 +218,35 @@ def embedded(place: Path) -> bool:
     return benchmark in benchmarks.BENCHMARKS and (runs.data_dir() / "models" / backbone).is_dir()
 
 
-class Keeper:
-    """Copies a folder's closed shards to another every so many seconds. A copy that fails, as while Drive is away, is said
-    once, and tried again."""
-
-    def __init__(self, folder: Path, to: Path, *, every: float = EVERY, say: Say = print):
-        self.folder, self.to, self.every, self.say = folder, to, every, say
-        self._stop, self._turn, self._said = threading.Event(), threading.Lock(), ""
-        self._thread = threading.Thread(target=self._go, name="delivermem-keeper", daemon=True)
-        self._thread.start()
-
-    def _go(self) -> None:
-        while not self._stop.wait(self.every):
-            self.copy()
-
-    def copy(self) -> bool:
-        """Copy now; whether all that is closed is kept."""
-        with self._turn:
-            try:
-                shards.mirror(self.folder, self.to, skip=embedded)
-            except OSError as error:
-                if self._said != str(error):
-                    self.say(f"{self.to}: could not be written ({error}); the copy is tried again")
-                self._said = str(error)
-                return False
-            self._said = ""
-            return True
-
-    def close(self) -> bool:
-        """Stop, after a last copy; whether it succeeded."""
-        self._stop.set()
-        self._thread.join(timeout=self.every)
-        return self.copy()
+_keepers: list[shards.Keeper] = []
 
 
-_keepers: list[Keeper] = []
-
-
-def keep_on(to: Path, *, folder: Path | None = None, every: float = EVERY, say: Say = print) -> Keeper:
+def keep_on(
+    to: Path, *, folder: Path | None = None, every: float = shards.EVERY, say: Say = print
+) -> shards.Keeper:
     """Give back what `to` keeps of the answers, then copy them there from now on; a second call takes the first's place."""
     folder = folder or runs.data_dir() / "outputs"
     while _keepers:
         _keepers.pop().close()
     back = shards.restore(to, folder)
     say(f"{to}: {back} files of answers given back; they are copied there every {every:.0f} s")
-    _keepers.append(Keeper(folder, to, every=every, say=say))
+    _keepers.append(shards.Keeper(folder, to, every=every, skip=embedded, say=say))
     return _keepers[0]
 
 
 def keep() -> bool:
     """Copy now, where answers are kept on Drive; whether nothing is left to copy."""
-    return all([keeper.copy() for keeper in _keepers])
+    done = [keeper.copy() for keeper in _keepers]
+    return all(done)
 
 
 def finish() -> bool:
     """A last copy and, on Colab, Drive unmounted, which waits until it holds what was written; whether the copy succeeded."""
-    done = all([keeper.close() for keeper in _keepers])
+    done = [keeper.close() for keeper in _keepers]
     _keepers.clear()
     if drive_folder() is not None:
-        from google.colab import drive
-
-        drive.flush_and_unmount()
-    return done
+        importlib.import_module("google.colab.drive").flush_and_unmount()
+    return all(done)
 
 
 atexit.register(keep)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from delivermem import stats
 from delivermem.experiments import LENGTHS, find
+from delivermem.pairing import Missing
 from delivermem.significance import cluster_bootstrap, generator
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def tokens(arms: pd.DataFrame, *, seed: int, resamples: int = 10_000) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def accuracy(arms: pd.DataFrame, *, seed: int, resamples: int = 10_000) -> pd.DataFrame:
+def accuracy(
+    arms: pd.DataFrame, *, seed: int, resamples: int = 10_000, missing: Missing = "refuse"
+) -> pd.DataFrame:
     """`stats.accuracy` by benchmark, backbone, k, times, group and condition, with asked, messages, beyond and room.
 
     arms: from `compared`. Where no prompt was run, there is a row with n = 0 and no estimate.
@@ -120,7 +123,8 @@ def accuracy(arms: pd.DataFrame, *, seed: int, resamples: int = 10_000) -> pd.Da
         beyond=("beyond", "sum"),
         room=("room", "max"),
     )
-    found = asked.merge(stats.accuracy(arms, by, seed=seed, resamples=resamples), on=by, how="left")
+    scored = stats.accuracy(arms, by, seed=seed, resamples=resamples, missing=missing)
+    found = asked.merge(scored, on=by, how="left")
     counts = ["n", "clusters", "right", "wrong", "refused", "unjudged", "failed"]
     found[counts] = found[counts].fillna(0).astype(int)
     return found.sort_values(["backbone", "times", "group", "condition"], ignore_index=True)
@@ -187,7 +191,9 @@ def _paired(
     return table
 
 
-def frontier(ks: pd.DataFrame, arms: pd.DataFrame, *, seed: int, resamples: int = 10_000) -> pd.DataFrame:
+def frontier(
+    ks: pd.DataFrame, arms: pd.DataFrame, *, seed: int, resamples: int = 10_000, missing: Missing = "refuse"
+) -> pd.DataFrame:
     """Accuracy and mean tokens at each K and where everything is read, and which of them no other beats.
 
     ks: from `runs.load("frontier")`; arms: from `compared`, whose answerable questions are kept where every K was asked
@@ -210,7 +216,8 @@ def frontier(ks: pd.DataFrame, arms: pd.DataFrame, *, seed: int, resamples: int 
         room=("room", "max"),
     )
     run = both[~both.groupby(by)["beyond"].transform("any")]
-    found = spent.merge(stats.accuracy(run, by, seed=seed, resamples=resamples), on=by, how="left")
+    scored = stats.accuracy(run, by, seed=seed, resamples=resamples, missing=missing)
+    found = spent.merge(scored, on=by, how="left")
     found["n"] = found["n"].fillna(0).astype(int)
     found["best"] = False
     for _, part in found[found["n"] > 0].groupby(["benchmark", "backbone"]):

@@ -26,6 +26,9 @@ REFUSALS = (
     "das weiß ich nicht",
 )
 """How other models decline where the prompt asks for REFUSAL: whole answers, or a whole first clause."""
+AWAITS, UNREAD, FAILED = "awaits the judge", "verdict unread", "judge call failed"
+OPEN = (AWAITS, UNREAD, FAILED)
+"""The rules of answers that a benchmark's own judge has given no verdict on yet; `delivermem judge` asks for it."""
 
 _EDGE = " \"'“”"
 _MONTH = "|".join(f"{name[:3]}(?:{name[3:]})?" for name in MONTHS)

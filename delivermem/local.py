@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import queue
 import re
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from delivermem.backbones import BackboneError, device_of, final, identity, locate, needs
+from delivermem.overlap import ahead
 from delivermem.records import Answer, Prompt
 from delivermem.sizing import grid_of
 from delivermem.special_tokens import neutralised, restore, special_tokens
@@ -28,7 +27,6 @@ AHEAD = 2
 THREADS = 4
 """Threads that resize pictures."""
 OUT_OF_MEMORY = "out of memory"
-T = TypeVar("T")
 Batch = list[tuple[int, Prompt]]
 
 
@@ -81,27 +79,29 @@ class TransformersBackbone:
         and goes on so. `seconds` is the batch's time over its size.
         """
         self._load()
-        size = self.batch_size
-        for batch, ready in _ahead(self._batches(prompts), AHEAD):
+        size = [self.batch_size]  # what memory has room for; the thread that prepares batches reads it too
+        for batch, ready in ahead(self._batches(prompts, size), AHEAD):
             left = batch
             while left:
-                part = left[:size]
+                part = left[: size[0]]
                 answers, trouble = self._try([p for _, p in part], ready if len(part) == len(batch) else None)
                 if trouble and len(part) > 1:
                     if trouble == OUT_OF_MEMORY:
-                        size = len(part) // 2
+                        size[0] = len(part) // 2
                         continue
                     answers = [self._try([p])[0][0] for _, p in part]
                 yield from zip((i for i, _ in part), answers, strict=True)
                 left = left[len(part) :]
 
-    def _batches(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Batch, Inputs | None]]:
+    def _batches(
+        self, prompts: Iterable[Prompt], size: Sequence[int]
+    ) -> Iterator[tuple[Batch, Inputs | None]]:
         """Batches of like length with their inputs; without, where those can't be made and each prompt is tried alone."""
         numbered = enumerate(prompts)
         while window := list(islice(numbered, WINDOW * self.batch_size)):
             window.sort(key=lambda pair: (-_length(pair[1]), pair[0]))
-            for at in range(0, len(window), self.batch_size):
-                batch = window[at : at + self.batch_size]
+            while window:
+                batch, window = window[: size[0]], window[size[0] :]
                 try:
                     ready = self._prepared([p for _, p in batch])
                 except Exception:  # what is wrong is found again, and kept, where the batch is answered
@@ -114,7 +114,7 @@ class TransformersBackbone:
             return self._generate(prompts, ready), ""
         except Exception as error:  # whatever fails here is kept with the answer it cost
             named = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__}: "
-            reason = OUT_OF_MEMORY if _out_of_memory(error) else " ".join(f"{named}{error}".split())[:300]
+            reason = OUT_OF_MEMORY if out_of_memory(error) else " ".join(f"{named}{error}".split())[:300]
         if reason == OUT_OF_MEMORY:
             import torch
 
@@ -147,6 +147,11 @@ class TransformersBackbone:
             # One way to resize on every machine: with torchvision at hand pixels would differ slightly.
             images = transformers.AutoImageProcessor.from_pretrained(self._source, backend="pil", **where)
             processor.image_processor = images
+            grid = grid_of(images, self._cap)
+            if grid is not None and self._cap is not None and self._cap < grid.least:
+                raise BackboneError(
+                    f"image_tokens={self._cap}: {self.name} takes {grid.least} tokens or more for a picture; give as many"
+                )
             with plainly():
                 model = transformers.AutoModelForImageTextToText.from_pretrained(
                     self._source,
@@ -240,7 +245,7 @@ class TransformersBackbone:
         if len(short) < len(prompts):
             ran = dict(zip(short, self._generate([prompts[i] for i in short]) if short else [], strict=True))
             return [ran[i] if i in ran else _beyond(given, i, room) for i in range(len(prompts))]
-        inputs = given.fields.to(model.device, model.dtype)
+        inputs = copy(given.fields).to(model.device, model.dtype)  # not in place: what fails frees its memory
         watch = _Watch() if model.dtype == torch.float16 else None
         more = {"logits_processor": [watch]} if watch else {}
         with torch.inference_mode():
@@ -287,43 +292,6 @@ class _Watch:
         return scores
 
 
-def _ahead(source: Iterator[T], depth: int) -> Iterator[T]:
-    """What an iterator gives, made in another thread, `depth` items ahead at most; its error is raised here."""
-    ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(item: tuple[bool, Any]) -> None:
-        while not stopped.is_set():
-            with suppress(queue.Full):
-                ready.put(item, timeout=0.1)
-                return
-
-    def work() -> None:
-        try:
-            for item in source:
-                put((True, item))
-                if stopped.is_set():
-                    return
-            put((False, None))
-        except BaseException as error:
-            put((False, error))
-
-    worker = threading.Thread(target=work, name="prepares batches", daemon=True)
-    worker.start()
-    try:
-        while True:
-            more, item = ready.get()
-            if more:
-                yield item
-            elif item is None:
-                return
-            else:
-                raise item
-    finally:
-        stopped.set()
-        worker.join()
-
-
 def _beyond(given: Inputs, i: int, room: int) -> Answer:
     """The answer of a prompt that the model's context can't hold."""
     n = given.lengths[i]
@@ -342,9 +310,9 @@ def _context(config: Any) -> int:
     return int(getattr(config.get_text_config(), "max_position_embeddings", sys.maxsize))
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out, on any device."""
-    return bool(re.search("out of memory|can't allocate memory|^MemoryError", repr(error)))
+    return bool(re.search("out of memory|can't allocate memory|ALLOC_FAILED|^MemoryError", repr(error)))
 
 
 def _length(prompt: Prompt) -> int:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from delivermem.judges import OPEN
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -16,11 +18,13 @@ COLUMNS = ("question_id", "kind", "cluster", "condition", "status", "verdict", "
 
 
 class Scored(NamedTuple):
-    """What an answer amounts to: right, wrong, unjudged, failed or not_applicable; whose it is; whether it declines."""
+    """What an answer amounts to: right, wrong, unjudged, failed or not_applicable; whose it is; whether it declines; the
+    command that has it judged, where it awaits the benchmark's judge."""
 
     state: str
     cluster: tuple[str, str]
     refused: bool
+    cure: str = ""
 
 
 def _judged(scored: Scored) -> bool:
@@ -48,14 +52,27 @@ def arm_of(table: pd.DataFrame, condition: str) -> dict[str, Scored]:
         raise ValueError(f"no answers under condition {condition!r}; the table has: {known}")
     arm: dict[str, Scored] = {}
     columns = (rows[name] for name in ("question_id", "status", "verdict", "cluster", "refused"))
-    for question, status, verdict, cluster, refused in zip(*columns, strict=True):
+    cures = awaiting(rows)
+    for i, question, status, verdict, cluster, refused in zip(rows.index, *columns, strict=True):
         if question in arm:
             raise ValueError(
                 f"question {question!r} has several answers under {condition!r}; "
                 "select one benchmark, backbone and replicate"
             )
-        arm[question] = Scored(state_of(status, verdict), cluster_of(cluster, question), bool(refused))
+        state, cure = state_of(status, verdict), cures.get(i, "")
+        arm[question] = Scored(state, cluster_of(cluster, question), bool(refused), cure)
     return arm
+
+
+def awaiting(table: pd.DataFrame) -> dict[Any, str]:
+    """Index of every answer that awaits its benchmark's own judge, to the command that has it judged."""
+    if "rule" not in table:
+        return {}
+    rows = table[(table["verdict"] == "unjudged") & table["rule"].isin(OPEN)]
+    names = ("benchmark", "backbone")
+    who = [rows[name] if name in rows else [name.upper()] * len(rows) for name in names]
+    words = (f"delivermem judge {b} --backbone {str(m).partition(' ')[0]}" for b, m in zip(*who, strict=True))
+    return dict(zip(rows.index, words, strict=True))
 
 
 def common(arms: Mapping[str, Mapping[str, Scored]], missing: Missing) -> tuple[list[str], int]:
@@ -72,7 +89,8 @@ def common(arms: Mapping[str, Mapping[str, Scored]], missing: Missing) -> tuple[
         if open_ones:
             states = " or ".join(sorted({arm[q].state for q in open_ones}))
             what = f"{len(open_ones)} {states} answers (first: {open_ones[0]!r})"
-            raise ValueError(f"condition {condition!r} has {what}; {cure}")
+            judging = " and ".join(sorted({arm[q].cure for q in open_ones} - {""}))
+            raise ValueError(f"condition {condition!r} has {what}; {f'run: {judging}' if judging else cure}")
         if len(arm) < len(every):
             first = min(every - arm.keys())
             count = len(every) - len(arm)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from delivermem.backbones import BackboneError
 from delivermem.local import _length
 from delivermem.records import Prompt, Slot
+from delivermem.special_tokens import neutralise
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,7 +61,7 @@ class Probe:
         self.server = server
         self._shown = False
         self._most, self._longest = 0, 0.0
-        self._surely, self._counts = True, True
+        self._surely, self._counts, self._noise, self._steady = True, True, 0.0, True
 
     # -- the server and its model ---------------------------------------------------------------------------------
 
@@ -113,13 +114,14 @@ class Probe:
             return
         self.card()
         if not self._shown and any(prompt.slots for prompt in prompts):
-            self._pictures([prompt for prompt in prompts if prompt.slots])
+            shown = [prompt for prompt in prompts if prompt.slots][:PAIRS]
+            self._pictures([self.server.fitted(prompt) for prompt in shown])
             self._shown = True
         longest = max(prompts, key=_length)
         most = max(prompts, key=lambda prompt: len(prompt.slots))
         if len(most.slots) > self._most or _length(longest) > LONGER * self._longest:
             for prompt in {id(prompt): prompt for prompt in (longest, most)}.values():
-                self._limits(prompt)
+                self._limits(self.server.fitted(prompt))
             self._most, self._longest = max(self._most, len(most.slots)), max(self._longest, _length(longest))
 
     def ask(self, blocks: Sequence[Block], *, system: str = "", max_tokens: int = 16) -> Heard:
@@ -127,7 +129,7 @@ class Probe:
         import openai
 
         user = [
-            {"type": "text", "text": block}
+            {"type": "text", "text": neutralise(block, self.server.control(block))}
             if isinstance(block, str)
             else {"type": "image_url", "image_url": {"url": block.data_url}}
             for block in blocks
@@ -170,11 +172,10 @@ class Probe:
         mixed: list[Block] = [CUT[0], first, CUT[1], second, *CUT[2:]]
         base, again = self.ask(mixed), self.ask(mixed)
         self._counts = base.tokens is not None and base.tokens == again.tokens
-        noise = base.apart(again)
-        steady = base.text == again.text
+        self._noise, self._steady = base.apart(again), base.text == again.text
         for front, where in ((True, "before"), (False, "after")):
             pairs = self._pairs(mixed, base, prompts, front)
-            if not any(self._differ(one, other, noise, steady, counts=True) for one, other in pairs):
+            if not any(self._differ(one, other) for one, other in pairs):
                 raise BackboneError(
                     f"the server at {self.server.url} seems to move pictures {where} all text; keep them in their places "
                     "(vLLM: --chat-template-content-format openai)"
@@ -185,7 +186,7 @@ class Probe:
     ) -> Iterator[tuple[Heard, Heard]]:
         """Replies to prompts as they are and with their pictures moved: the probe's own, then some of the run's."""
         yield base, self.ask(moved(mixed, front))
-        for prompt in prompts[:PAIRS]:
+        for prompt in prompts:
             blocks = prompt.parts
             if moved(blocks, front) != blocks:
                 yield self._both(prompt, blocks, moved(blocks, front))
@@ -194,22 +195,23 @@ class Probe:
         most = self.server.max_new_tokens
         return tuple(self.ask(blocks, system=prompt.system, max_tokens=most) for blocks in (one, other))  # type: ignore[return-value]
 
-    def _differ(self, one: Heard, other: Heard, noise: float, steady: bool, *, counts: bool) -> bool:
-        """Whether two replies come of two inputs: by their counts of tokens, log-probabilities, or words."""
-        if counts and self._counts and one.tokens != other.tokens:
+    def _differ(self, one: Heard, other: Heard) -> bool:
+        """Whether two replies come of two inputs: by their counts of tokens, log-probabilities, or words, as far as these
+        are the same for the same input."""
+        if self._counts and one.tokens != other.tokens:
             return True
         if one.surely and other.surely:
-            return one.apart(other) > max(TELLING, 3 * noise)
-        return steady and one.text != other.text
+            return one.apart(other) > max(TELLING, 3 * self._noise)
+        return self._steady and one.text != other.text
 
     def _seen(self, prompts: Sequence[Prompt]) -> None:
         """Two pictures that have nothing in common must not give one reply of one probability."""
         first, second = (self.ask([Slot("", "", image), QUESTION]) for image in test_pictures())
-        if self._differ(first, second, 0.0, True, counts=False):
+        if self._differ(first, second):
             return
-        for prompt in prompts[:PAIRS]:
+        for prompt in prompts:
             turned = prompt.with_images(lambda _, slot: inverted(slot.image))
-            if self._differ(*self._both(prompt, prompt.parts, turned.parts), 0.0, True, counts=False):
+            if self._differ(*self._both(prompt, prompt.parts, turned.parts)):
                 return
         raise BackboneError(
             f"the server at {self.server.url} gives one answer to different pictures; see that {self.server.model!r} is "

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from delivermem import experiments, runs
+from delivermem import badges, experiments, runs
 from delivermem.notebooks import root
 
 MARKS = {
@@ -56,8 +56,10 @@ def numbers_table(numbers: Path | None = None) -> str:
     return "\n".join([*rows, "", "Measured on:", "", *(f"- {run}" for run in about)]) + "\n"
 
 
-def notebooks_table(outputs: Path | None = None) -> str:
-    """One row a notebook: section, figures, and the time that the answers at hand took (by their own `seconds`)."""
+def notebooks_table(outputs: Path | None = None, *, where: badges.Address | None = None) -> str:
+    """One row a notebook: section, figures, the time that the answers at hand took (by their own `seconds`), and the badge
+    that opens it on Colab. where: the repository's address (default: `badges.address()`)."""
+    where = where or badges.address()
     rows = [
         "| paper | notebook | figures | from the cache | from scratch | Colab |",
         "|---|---|---|---|---|---|",
@@ -71,7 +73,7 @@ def notebooks_table(outputs: Path | None = None) -> str:
             again = "asks the model live"
         rows.append(
             f"| {section} | [`{stem}`](notebooks/{stem}.ipynb) | {figures or 'prompts as delivered'} "
-            f"| CPU, about a minute | {again} | CPU runtime |"
+            f"| CPU, about a minute | {again} | {badges.badge(where, stem) or 'CPU runtime'} |"
         )
     own = "[`90_reference_models`](notebooks/90_reference_models.ipynb)"
     rows.append(
@@ -92,11 +94,13 @@ def _time(names: tuple[str, ...], outputs: Path | None) -> str:
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
-def refresh(path: Path | None = None, numbers: Path | None = None) -> None:
+def refresh(
+    path: Path | None = None, numbers: Path | None = None, *, where: badges.Address | None = None
+) -> None:
     """Put the current tables between the README's marks; the rest of the file stays as it is."""
     path = path or root() / "README.md"
     text = path.read_text(encoding="utf-8")
-    for name, table in (("numbers", numbers_table(numbers)), ("notebooks", notebooks_table())):
+    for name, table in (("numbers", numbers_table(numbers)), ("notebooks", notebooks_table(where=where))):
         begin, end = MARKS[name]
         before, _, rest = text.partition(begin)
         _, mark, after = rest.partition(end)

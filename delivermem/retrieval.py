@@ -7,7 +7,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,30 +31,62 @@ def words(text: str) -> list[str]:
     return [word for word in found if word not in STOP_WORDS]
 
 
+class Encoders(NamedTuple):
+    """Names of what pictures and texts are retrieved by: a folder of data/models, or a hub's; "" for none."""
+
+    pictures: str = "tiny-siglip"
+    texts: str = ""
+
+
 def rank(
-    ranker: str, question: Question, k: int, *, seed: int = 0, beside_gold: str = "bm25"
+    ranker: str,
+    question: Question,
+    k: int,
+    *,
+    seed: int = 0,
+    beside_gold: str = "bm25",
+    encoder: str = "tiny-siglip",
+    text_encoder: str = "",
 ) -> tuple[Record, ...]:
     """The best min(k, n) records of the question's memory, best first. `ranker`: a name in RANKERS, or `gold`.
 
     `gold` delivers the gold records and, up to K, the best of the others, all in the order of the ranker `beside_gold`.
     Perfect retrieval changes which records are delivered and nothing else: were gold put first, the answer to "which
     memory" could be read off the position, and were the others left out, K would differ between arms.
-    seed concerns `random` and `crops`. Raises ValueError for an unknown ranker and for k below 1.
+    seed concerns `random` and `crops`; encoder those of BY_SIGHT that see pictures, text_encoder those of BY_WORDING. Raises
+    ValueError for an unknown ranker, k below 1, and an encoder that can't be had.
     """
     for name in (ranker, beside_gold):
         if name not in RANKERS and (name, ranker) != ("gold", "gold"):
             raise ValueError(f"ranker {name!r} is unknown; choose one of gold, {', '.join(RANKERS)}")
     if k < 1:
         raise ValueError(f"k={k} records can't be delivered; k must be 1 or more")
+    refuse_wordless([ranker, beside_gold] if ranker == "gold" else [ranker], text_encoder)
     if not len(question.memory):
         return ()
+    by = Encoders(encoder, text_encoder)
     if ranker != "gold":
-        return tuple(RANKERS[ranker](question, k, seed))
-    ranked = RANKERS[beside_gold](question, len(question.memory), seed)
+        return tuple(RANKERS[ranker](question, k, seed, by))
+    ranked = RANKERS[beside_gold](question, len(question.memory), seed, by)
     gold = [record for record in ranked if record.id in question.gold][:k]
     others = [record for record in ranked if record.id not in question.gold]
     kept = {record.id for record in gold + others[: k - len(gold)]}
     return tuple(record for record in ranked if record.id in kept)
+
+
+def refuse_wordless(rankers: Iterable[str], text_encoder: str) -> None:
+    """ValueError where one of those rankers reads texts and no text encoder is named."""
+    reading = sorted(BY_WORDING.intersection(rankers))
+    if reading and not text_encoder:
+        raise ValueError(
+            f"ranker {reading[0]!r} reads texts with an encoder, and the benchmark names none; "
+            "set its text_encoder, such as sentence-transformers/all-MiniLM-L6-v2"
+        )
+
+
+def asked(question: Question) -> str:
+    """What memory is asked: the question's `query`, or else its text."""
+    return question.query or question.text
 
 
 def recall(question: Question, delivered: Iterable[str]) -> float:
@@ -75,18 +108,18 @@ def bm25_scores(memory: Memory, query: str) -> np.ndarray:
     return np.round(np.asarray(_index(memory).get_scores(terms), dtype=float), DIGITS)
 
 
-def _bm25(question: Question, k: int, seed: int) -> list[Record]:
-    scores = bm25_scores(question.memory, question.text)
+def _bm25(question: Question, k: int, seed: int, by: Encoders) -> list[Record]:
+    scores = bm25_scores(question.memory, asked(question))
     order = sorted(zip(-scores, question.memory, strict=True), key=lambda pair: (pair[0], *age(pair[1])))
     return [record for _, record in order[:k]]
 
 
-def _recent(question: Question, k: int, seed: int) -> list[Record]:
+def _recent(question: Question, k: int, seed: int, by: Encoders) -> list[Record]:
     """The last K by time, latest first: chosen without the query."""
     return sorted(question.memory, key=age, reverse=True)[:k]
 
 
-def _random(question: Question, k: int, seed: int) -> list[Record]:
+def _random(question: Question, k: int, seed: int, by: Encoders) -> list[Record]:
     """K drawn without replacement from (seed, question id): chosen without the query."""
     digest = hashlib.sha256(f"{seed}\n{question.id}".encode()).digest()
     rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
@@ -94,29 +127,43 @@ def _random(question: Question, k: int, seed: int) -> list[Record]:
     return [records[i] for i in rng.permutation(len(records))[:k]]
 
 
-def _seen(grid: str) -> Callable[[Question, int, int], Sequence[Record]]:
-    """A ranker by what pictures show, one of `dense.GRIDS`; its encoder is loaded when it is first asked."""
+def _seen(question: Question, k: int, seed: int, by: Encoders, *, grid: str) -> Sequence[Record]:
+    """By what pictures show, one of `dense.GRIDS`; the encoder is loaded when it is first asked."""
+    from delivermem import dense
 
-    def ranked(question: Question, k: int, seed: int) -> Sequence[Record]:
-        from delivermem import dense
-
-        return dense.rank(question, k, grid, seed=seed)
-
-    return ranked
+    return dense.rank(question, k, grid, seed=seed, encoder=by.pictures)
 
 
-RANKERS: dict[str, Callable[[Question, int, int], Sequence[Record]]] = {
+def _text(question: Question, k: int, seed: int, by: Encoders) -> Sequence[Record]:
+    from delivermem import dense
+
+    return dense.rank_texts(question, k, by.texts)
+
+
+def _fused(question: Question, k: int, seed: int, by: Encoders, *, grid: str) -> Sequence[Record]:
+    from delivermem import dense
+
+    return dense.rank_fused(question, k, grid, seed=seed, encoder=by.pictures, text_encoder=by.texts)
+
+
+RANKERS: dict[str, Callable[[Question, int, int, Encoders], Sequence[Record]]] = {
     "bm25": _bm25,
     "recent": _recent,
     "random": _random,
-    "whole": _seen("whole"),
-    "tiles": _seen("tiles"),
-    "crops": _seen("crops"),
+    "whole": partial(_seen, grid="whole"),
+    "tiles": partial(_seen, grid="tiles"),
+    "crops": partial(_seen, grid="crops"),
+    "text": _text,
+    "fused": partial(_fused, grid="whole"),
+    "fused-tiles": partial(_fused, grid="tiles"),
 }
-"""By words, by age, by chance; and by pictures: whole, by their best tile (the paper's R1), or by their best random crop
-of a tile's size, the control of where the tiles lie."""
-BY_SIGHT = frozenset({"whole", "tiles", "crops"})
-"""Those whose scores come out of an encoder, whose last digits differ between machines."""
+"""By words, by age, by chance; by pictures: whole, by their best tile (the paper's R1), or by their best random crop of a
+tile's size, the control of where the tiles lie; by the meaning of texts; and by whole pictures and texts together
+(DMV-Bench's DualMem), or tiles and texts."""
+BY_WORDING = frozenset({"text", "fused", "fused-tiles"})
+"""Those that need a text encoder."""
+BY_SIGHT = frozenset({"whole", "tiles", "crops"}) | BY_WORDING
+"""Those whose scores come out of an encoder, whose last digits differ between machines: a manifest names it."""
 
 
 def age(record: Record) -> tuple[datetime, str]:

@@ -10,15 +10,15 @@ from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
-from delivermem import agent, benchmarks, controls, judges, retrieval, runs
+from delivermem import agent, benchmarks, controls, judges, retrieval, runs, verdicts
 from delivermem.backbones import Backbone
-from delivermem.benchmarks import memlens
+from delivermem.benchmarks import memlens, released
 from delivermem.benchmarks.storefront import Storefront
 from delivermem.delivery import deliver
 from delivermem.experiments import Condition, chosen, default_k, find
 from delivermem.pictures import PictureError
 from delivermem.progress import Clock
-from delivermem.records import Answer, Layout, Prompt, Question, Record
+from delivermem.records import Answer, Layout, Prompt, Question, Record, Verdict
 
 CHUNK = 64
 """Errands on their way at a time: what is held in memory."""
@@ -27,7 +27,7 @@ CHUNK = 64
 @dataclass(frozen=True, eq=False)
 class Plan:
     """One answer to be had: the question, the arm, the prompt (or why there is none), and the answer's key; of an errand
-    the first step's, and the walk that begins with it."""
+    the first step's, and the walk that begins with it. judge: what gives its verdict."""
 
     question: Question
     condition: Condition
@@ -35,6 +35,7 @@ class Plan:
     trouble: str
     line: dict[str, Any]
     walk: agent.Walk | None = None
+    judge: Callable[[Question, Answer, Prompt], Verdict] = judges.judge
 
 
 def plan(
@@ -46,13 +47,15 @@ def plan(
     seed: int = 0,
     limit: int | None = None,
     delivered: Mapping[tuple[str, str], Sequence[str]] | None = None,
+    folder: Path | None = None,
 ) -> Iterator[Plan]:
     """Every answer of the grid in turn, conditions interleaved, so that a stop leaves the arms equally far.
 
     delivered: (condition, question id) -> ids of the records that were delivered there, in order; nothing is ranked for
-    those, as an encoder's last digits, and with them a near tie, differ between machines.
+    those, as an encoder's last digits, and with them a near tie, differ between machines. folder: of kept verdicts.
     """
-    known = delivered or {}
+    known, judge = delivered or {}, verdicts.judging(benchmark, folder)
+    words = words_of(benchmark) if any(c.asks == "everything" for c in conditions) else None
     for question in benchmark.questions[:limit]:
         for condition in conditions:
             wanted = condition.k or k
@@ -65,7 +68,8 @@ def plan(
                     walk = errand(benchmark, question, condition, wanted, seed, first=records)
                     prompt = walk.prompt(shop_of(benchmark))
                 elif condition.asks == "everything":
-                    prompt = memlens.full_context(question) if not question.answer_is_record else None
+                    whole = not question.answer_is_record
+                    prompt = memlens.full_context(question, words) if whole else None
                     trouble = "no tag names a memory where everything is read"
                 else:
                     prompt = delivered_by(benchmark, question, condition, records, seed, benchmark.layout)
@@ -100,7 +104,7 @@ def plan(
                 prompt=text,
                 pixels=pixels,
             )
-            yield Plan(question, condition, prompt, trouble, line, walk)
+            yield Plan(question, condition, prompt, trouble, line, walk, judge)
 
 
 def _records(
@@ -118,6 +122,12 @@ def _records(
     if condition.asks == "errand":
         question = replace(question, text=agent.query(question.text, agent.HOME))
     return retrieval.rank(condition.ranker, question, k, seed=seed, beside_gold=benchmark.ranker)
+
+
+def words_of(benchmark: benchmarks.Benchmark) -> released.Words | None:
+    """The words in which a model is asked that reads everything: on MemLens the released evaluator's, else our own. Raises
+    released.CheckoutError where its checkout is not there."""
+    return released.words() if benchmark.judge == "memlens" else None
 
 
 def delivered_by(
@@ -189,6 +199,10 @@ def run(
         raise ValueError(f"k={k}, limit={limit}: give 1 or more")
     if any(arm.asks == "errand" for arm in arms):
         shop_of(data)
+    if any(arm.asks == "everything" for arm in arms):
+        words_of(data)
+    for note in data.notes:
+        say(f"note: {note}")
     about = dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
     if retrieval.BY_SIGHT & {data.ranker, *(arm.ranker for arm in arms)}:
         from delivermem import dense
@@ -196,7 +210,7 @@ def run(
         about["encoder"] = dense.encoder().identity
     root = (outputs or runs.data_dir() / "outputs").resolve() / benchmark / backbone.name
     total, clock, asked = len(data.questions[:limit]) * len(arms), Clock(say), set[str]()
-    planned = partial(plan, data, identity=backbone.identity, k=k, seed=seed, limit=limit)
+    planned = partial(plan, data, identity=backbone.identity, k=k, seed=seed, limit=limit, folder=root)
     errands = [arm for arm in arms if arm.asks == "errand"]
     others = [arm for arm in arms if arm.asks != "errand"]
     with runs.Folder(root) as folder:
@@ -303,14 +317,12 @@ def rejudged(p: Plan, line: Mapping[str, Any]) -> dict[str, Any]:
         finish=line["finish"],
         **{name: line[name] for name in ("text_tokens", "image_tokens", "images", "seconds")},
     )
-    return finished(p, answer) | {
-        name: line[name] for name in ("steps", "delivered", "recall") if name in line
-    }
+    return finished(p, answer) | {n: line[n] for n in ("steps", "delivered", "recall") if n in line}
 
 
 def finished(p: Plan, answer: Answer) -> dict[str, Any]:
     """The line that is kept of an answer: the plan's facts, the answer, the verdict."""
-    verdict = judges.judge(p.question, answer, p.prompt or Prompt("", "", (), ""))
+    verdict = p.judge(p.question, answer, p.prompt or Prompt("", "", (), ""))
     line = p.line | dict(
         answer=answer.text,
         status=answer.status,

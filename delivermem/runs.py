@@ -267,6 +267,7 @@ def about(outputs: Path | None = None, *, benchmark: str | None = None, experime
     """Where the cached answers come from, a line a folder: backbone, benchmark, K, and what computed them. experiment: of
     folders with answers to that one alone."""
     from delivermem.experiments import find
+    from delivermem.verdicts import told
 
     arms, lines = find(experiment).conditions if experiment else (), []
     for folder in folders(outputs):
@@ -278,7 +279,7 @@ def about(outputs: Path | None = None, *, benchmark: str | None = None, experime
         lines.append(
             f"{m['backbone']['model']} ({m['backbone']['revision']}, {m['backbone']['dtype']}) on {m['benchmark']} "
             f"{m['revision']}, K = {m['k']}{', retrieved by ' + m['encoder'] if 'encoder' in m else ''}; {versions}; "
-            f"code {m['commit'][:10]}{' + changes' if m['dirty'] else ''}"
+            f"code {m['commit'][:10]}{' + changes' if m['dirty'] else ''}{told(folder)}"
         )
     return "\n".join(lines) or "no cached answers"
 
@@ -288,18 +289,19 @@ def load(
 ) -> pd.DataFrame:
     """The cached answers of an experiment as a table, one row an answer, FIELDS and benchmark and backbone.
 
-    All folders at hand unless one is named. No answers is a RunError that names the command that makes them.
+    All folders at hand unless one is named; a backbone says so where its judge is not canonical. No answers is a RunError that names the command that makes them.
     """
     import pandas as pd
 
     from delivermem.experiments import find
+    from delivermem.verdicts import label
 
     rows = []
     for folder in folders(outputs):
         if (benchmark or folder.parent.name, backbone or folder.name) != (folder.parent.name, folder.name):
             continue
         for condition in find(experiment).conditions:
-            names = dict(benchmark=folder.parent.name, backbone=folder.name)
+            names = dict(benchmark=folder.parent.name, backbone=label(folder))
             rows += [names | line for line in read(folder / f"{condition.name}.jsonl")]
     if not rows:
         root = outputs or data_dir() / "outputs"
@@ -320,6 +322,8 @@ def as_dataset(experiment: str, **where: Any) -> datasets.Dataset:
 
 def status(outputs: Path | None = None) -> list[dict[str, Any]]:
     """One entry per condition at hand: answers, and of them right, wrong, unjudged, failed, not applicable."""
+    from delivermem.verdicts import label
+
     found = []
     for folder in folders(outputs):
         for path in sorted(folder.glob("*.jsonl")):
@@ -335,7 +339,7 @@ def status(outputs: Path | None = None) -> list[dict[str, Any]]:
             found.append(
                 dict(
                     benchmark=folder.parent.name,
-                    backbone=folder.name,
+                    backbone=label(folder),
                     condition=path.stem,
                     answers=len(lines),
                     **count,

@@ -19,10 +19,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from delivermem.backbones import BackboneError, final, needs
-from delivermem.local import _ahead
+from delivermem.overlap import ahead
 from delivermem.probing import Probe
 from delivermem.records import Answer, Prompt, Slot
-from delivermem.sizing import Grid
 from delivermem.special_tokens import neutralise, restore
 from delivermem.weightless import control_tokens, grid_named
 
@@ -81,13 +80,18 @@ class ServerBackbone:
         """Fit to name a folder, and another than that of the transformers engine: their answers must not be mixed."""
         self.url, self.batch_size, self.max_new_tokens = url.rstrip("/"), batch_size, max_new_tokens
         self.cap = image_tokens
-        self.grid = grid_named(self.model)
-        """How the model reads pictures, where that is known; the probe drops it where the server counts otherwise."""
+        self._whole = grid_named(self.model)
+        self.grid = self._whole
+        """How the model reads pictures within the cap, where that is known; the probe drops it where the server counts
+        otherwise."""
         if image_tokens is not None and self.grid is None:
             raise BackboneError(
                 f"image_tokens={image_tokens}: how {name!r} counts a picture is not known here; set the limit on the server"
             )
-        self._control, self._probe = control_tokens(self.model), Probe(self)
+        if self._whole is not None and image_tokens is not None:
+            least, most = self._whole.least, self._whole.most
+            self.grid = replace(self._whole, most=max(least, min(most, image_tokens)))
+        self.control, self._probe = control_tokens(self.model), Probe(self)
         self._lock, self._flying = threading.Lock(), 0
 
     @cached_property
@@ -144,7 +148,7 @@ class ServerBackbone:
         request's time over the requests in flight when it began.
         """
         flying: dict[Future[Answer], int] = {}
-        source = _ahead(self._ordered(prompts), self.batch_size)
+        source = ahead(self._ordered(prompts), self.batch_size)
         lost = 0
         with ThreadPoolExecutor(self.batch_size) as askers, ThreadPoolExecutor(ENCODERS) as encoders:
 
@@ -183,8 +187,8 @@ class ServerBackbone:
 
     def messages(self, prompt: Prompt) -> list[dict[str, Any]]:
         """The chat as it is sent: pictures within the cap, control tokens broken."""
-        tokens = self._tokens(prompt)
-        found = self._fitted(prompt).to_openai()
+        tokens = self.control(prompt.text)
+        found = self.fitted(prompt).to_openai()
         for message in found:
             if isinstance(message["content"], str):
                 message["content"] = neutralise(message["content"], tokens)
@@ -194,14 +198,11 @@ class ServerBackbone:
                     part["text"] = neutralise(part["text"], tokens)
         return found
 
-    def _tokens(self, prompt: Prompt) -> list[str]:
-        return self._control(prompt.text)
-
-    def _fitted(self, prompt: Prompt) -> Prompt:
-        if self.cap is None or self.grid is None:
+    def fitted(self, prompt: Prompt) -> Prompt:
+        """The prompt with every picture within the cap."""
+        whole, capped = self._whole, self.grid
+        if self.cap is None or whole is None or capped is None:
             return prompt
-        whole, capped = self.grid, self._capped
-        assert capped is not None
 
         def fit(slot: Slot) -> Slot:
             large = whole.tokens(*slot.image.size) > capped.most
@@ -209,12 +210,6 @@ class ServerBackbone:
 
         before = tuple(fit(slot) for slot in prompt.before)
         return replace(prompt.with_images(lambda _, slot: fit(slot).image), before=before)
-
-    @property
-    def _capped(self) -> Grid | None:
-        if self.grid is None or self.cap is None:
-            return self.grid
-        return replace(self.grid, most=max(self.grid.least, min(self.grid.most, self.cap)))
 
     def _ask(self, prompt: Prompt, ready: Future[list[dict[str, Any]]]) -> Answer:
         """One prompt's answer; whatever fails here is kept with the answer it cost."""
@@ -265,9 +260,9 @@ class ServerBackbone:
         said, thought = choice.message.content or "", getattr(choice.message, "reasoning_content", None)
         # A server that parses thoughts gives them apart; else a model made to think begins with one.
         opened = "thinking" in self.model.lower() and not thought
-        text, there = final(restore(said, self._tokens(prompt)), thinking=opened)
-        capped, ended = self._capped, choice.finish_reason
-        shown = sum(capped.tokens(*slot.image.size) for slot in prompt.slots) if capped else 0
+        text, there = final(restore(said, self.control(prompt.text)), thinking=opened)
+        grid, ended = self.grid, choice.finish_reason
+        shown = sum(grid.tokens(*slot.image.size) for slot in prompt.slots) if grid else 0
         read = reply.usage.prompt_tokens if reply.usage else 0
         known = ended in ("stop", "length")
         return Answer(

@@ -10,13 +10,24 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+EVERY = 120.0
+"""Seconds between two copies of a Keeper."""
 SUFFIX = ".shards"
 """A copied `<condition>.jsonl` is a folder of this ending."""
 _NAME = re.compile(r"(\d{4})-(\d{12})-([0-9a-f]{64})")
+
+
+Skip = Callable[[Path], bool]
+Say = Callable[[str], None]
+
+
+def _nothing(place: Path) -> bool:
+    return False
 
 
 class Shard(NamedTuple):
@@ -32,7 +43,7 @@ class ShardError(OSError):
     """A copy that does not read back as it was written."""
 
 
-def mirror(folder: Path, to: Path, *, skip: Callable[[Path], bool] = lambda place: False) -> int:
+def mirror(folder: Path, to: Path, *, skip: Skip = _nothing) -> int:
     """Copy what is new in `folder`, its *.jsonl as shards and its manifests whole; returns the files written.
 
     skip: places relative to `folder` that are left out. Files that are being written, locks and parts are passed over.
@@ -58,13 +69,17 @@ def _append(path: Path, to: Path) -> int:
     content = content[: content.rfind(b"\n") + 1]
     if not content:
         return 0
-    kept = newest(to)
-    held = b"".join(shard.path.read_bytes() for shard in kept)
-    if held == content:
+    kept = _shards(to)
+    generation = max((shard.generation for shard in kept), default=0)
+    start = 0
+    for shard in kept:  # by name and size alone: reading them back from Drive each time would take long
+        if shard.generation == generation and shard.start == start:
+            size = shard.path.stat().st_size
+            same = hashlib.sha256(content[start : start + size]).hexdigest() == shard.digest
+            start = start + size if same else -1
+    if start == len(content):
         return 0
-    generation = kept[-1].generation if kept else 0
-    start = len(held)
-    if not content.startswith(held):
+    if start < 0 or (start == 0 and kept):
         generation, start = generation + 1, 0
     part = content[start:]
     digest = hashlib.sha256(part).hexdigest()
@@ -133,3 +148,39 @@ def restore(kept: Path, folder: Path) -> int:
             _write(to, content)
             given += 1
     return given
+
+
+class Keeper:
+    """Copies a folder's closed shards to another every so many seconds. A copy that fails, as while Drive is away, is said
+    once, and tried again."""
+
+    def __init__(
+        self, folder: Path, to: Path, *, every: float = EVERY, skip: Skip = _nothing, say: Say = print
+    ):
+        self.folder, self.to, self.every, self.skip, self.say = folder, to, every, skip, say
+        self._stop, self._turn, self._said = threading.Event(), threading.Lock(), ""
+        self._thread = threading.Thread(target=self._go, name="delivermem-keeper", daemon=True)
+        self._thread.start()
+
+    def _go(self) -> None:
+        while not self._stop.wait(self.every):
+            self.copy()
+
+    def copy(self) -> bool:
+        """Copy now; whether all that is closed is kept."""
+        with self._turn:
+            try:
+                mirror(self.folder, self.to, skip=self.skip)
+            except OSError as error:
+                if self._said != str(error):
+                    self.say(f"{self.to}: could not be written ({error}); the copy is tried again")
+                self._said = str(error)
+                return False
+            self._said = ""
+            return True
+
+    def close(self) -> bool:
+        """Stop, after a last copy; whether it succeeded."""
+        self._stop.set()
+        self._thread.join(timeout=self.every)
+        return self.copy()

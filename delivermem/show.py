@@ -65,7 +65,7 @@ def find(
         )
     first = replace(data, questions=(question, *asked.values()))  # the other memories stay in their order
     known = {(condition, question_id): ids} if {arm.ranker, data.ranker} & retrieval.BY_SIGHT else None
-    setting = {"k": manifest["k"], "seed": manifest["seed"]}
+    setting = {"k": manifest["k"], "seed": manifest["seed"], "folder": folder}
     plan = next(runner.plan(first, [arm], manifest["backbone"], limit=1, delivered=known, **setting))
     where = f"{benchmark}/{folder.name}/{path.name}, line {number}"
     troubles = [*_differs(plan, line, manifest, data.revision), *_changed(path, manifest)]

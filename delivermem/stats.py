@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from delivermem.pairing import JUDGED, Missing, arm_of, cluster_of, common, groups, state_of
+from delivermem.pairing import JUDGED, Missing, arm_of, awaiting, cluster_of, common, groups, state_of
 from delivermem.significance import cluster_bootstrap, discordant, generator, holm, mcnemar, sign_test, unseen
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def accuracy(
     seed: int,
     resamples: int = 10_000,
     level: float = 0.95,
+    missing: Missing = "refuse",
 ) -> pd.DataFrame:
     """Accuracy per group of `by`: estimate, low, high (percent), n, clusters and counts.
 
@@ -179,9 +180,14 @@ def accuracy(
     beside it, and at_least, at_most are the estimate if all of them were wrong, or right. refused: refusals
     among the n. recall: mean share of gold records delivered, percent. The interval resamples conversations;
     where all answers are right, or all wrong, a bootstrap can't vary, and the interval is the exact binomial
-    one with conversations as trials, whose open end is 100 (alpha / 2)^(1 / clusters) from the far side.
+    one with conversations as trials, whose open end is 100 (alpha / 2)^(1 / clusters) from the far side. Answers that await
+    their benchmark's judge are a ValueError, unless missing="intersection": then they are counted as unjudged.
     """
     import pandas as pd
+
+    if missing == "refuse" and (cures := awaiting(table)):
+        command = " and ".join(sorted({*cures.values()}))
+        raise ValueError(f"{len(cures)} of {len(table)} answers have no verdict of the judge; run: {command}")
 
     rows = []
     for group, part in groups(table, by):

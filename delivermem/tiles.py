@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -131,33 +131,45 @@ def build(
 ) -> Index:
     """The index of some pictures. names: a content hash each. encoder: the name and revision of `encode`.
 
-    seed: as of `cut`; a picture's crops follow from it and the picture's name. folder: where vectors are kept as `.npy`,
-    named by all that can change them; found there, they are memory-mapped and nothing is encoded. A file that can't be
-    read or is of another shape is made anew.
+    seed: as of `cut`; a picture's crops follow from it and the picture's name. folder: where vectors are kept, as of `kept`.
     """
     grid = dict(n=n, overlap=overlap, whole=whole, seed=seed, least=LEAST_SIDE)
-    about = dict(encoder=encoder, **grid, pictures=list(names))
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
     tiles = [len(boxes(image.size, n, overlap=overlap)) for image in images]
     pieces = [count + (whole and count > 1) for count in tiles]
-    offsets = np.concatenate([[0], np.cumsum(pieces)]).astype(np.int64)
-    path = folder / f"{key}.npy" if folder is not None else None
-    if path is not None and path.exists():
-        try:
-            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-            return Index(vectors, offsets)
-        except (OSError, ValueError, EOFError) as error:
-            warnings.warn(f"{path}: made anew, as what is there can't be used ({error})", stacklevel=2)
 
     def pieces_of(i: int) -> list[Image]:
         own = None if seed is None else int(hashlib.sha256(f"{seed} {names[i]}".encode()).hexdigest()[:8], 16)
         return cut(images[i], n, overlap=overlap, whole=whole, seed=own)
 
-    parts = [
-        encode([tile for i in range(start, min(start + BATCH, len(images))) for tile in pieces_of(i)])
-        for start in range(0, len(images), BATCH)
-    ]
-    vectors = np.concatenate(parts).astype(np.float32) if parts else np.zeros((0, 1), np.float32)
+    def made() -> np.ndarray:
+        parts = [
+            encode([tile for i in range(start, min(start + BATCH, len(images))) for tile in pieces_of(i)])
+            for start in range(0, len(images), BATCH)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, 1), np.float32)
+
+    offsets = np.concatenate([[0], np.cumsum(pieces)]).astype(np.int64)
+    return kept(dict(encoder=encoder, **grid, pictures=list(names)), offsets, made, folder)
+
+
+def kept(
+    about: Mapping[str, Any],
+    offsets: Sequence[int] | np.ndarray,
+    make: Callable[[], np.ndarray],
+    folder: Path | None,
+) -> Index:
+    """An index whose vectors are kept in a folder as `.npy`, named by `about`: all that can change them.
+
+    Found there, they are memory-mapped and nothing is made. A file that can't be read or is of another shape is made anew.
+    """
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    path = folder / f"{key}.npy" if folder is not None else None
+    if path is not None and path.exists():
+        try:
+            return Index(np.load(path, mmap_mode="r", allow_pickle=False), offsets)
+        except (OSError, ValueError, EOFError) as error:
+            warnings.warn(f"{path}: made anew, as what is there can't be used ({error})", stacklevel=2)
+    vectors = make().astype(np.float32)
     index = Index(vectors, offsets)  # refuses what must not be written
     if path is not None:
         try:

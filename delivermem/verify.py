@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from delivermem import agent, benchmarks, experiments, retrieval, runner, runs
+from delivermem import agent, benchmarks, experiments, retrieval, runner, runs, verdicts
 
 Kept = defaultdict[tuple[str, str], list[tuple[str, dict[str, Any]]]]
 """(condition, question id) -> where its lines stand, and the lines."""
@@ -37,6 +37,7 @@ def _folder(folder: Path, rebuild: bool, say: Callable[[str], None]) -> Iterator
     except (ValueError, KeyError, TypeError) as error:
         yield f"{folder / 'manifest.json'}: unreadable or incomplete ({error}); restore it, or move that folder away"
         return
+    yield from verdicts.troubles(folder)
     here = {path.stem: path for path in folder.glob("*.jsonl")}
     for name in sorted(stated.keys() - here.keys()):
         yield f"{folder / name}.jsonl: in the manifest but missing; restore it or run the experiment again"
@@ -77,7 +78,9 @@ def _folder(folder: Path, rebuild: bool, say: Callable[[str], None]) -> Iterator
                 ids = [name for name in steps[0]["delivered"] if name in memory_of.get(question, ())]
             if arm in arms and retrieval.BY_SIGHT & {arms[arm].ranker, data.ranker}:
                 delivered[arm, question] = ids
-        everything = runner.plan(data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered)
+        everything = runner.plan(
+            data, list(arms.values()), identity, k=k, seed=seed, delivered=delivered, folder=folder
+        )
         for plan in everything:
             yield from _stale(data, plan, kept[plan.condition.name, plan.question.id], k, seed)
 
@@ -116,7 +119,7 @@ def _stale(
         if plan.line["key"] != line["key"]:
             yield f"{where}: its prompt is built differently now; run again"
         elif runner.rejudged(plan, line)["verdict"] != line["verdict"]:
-            yield f"{where}: it is judged differently now; run again"
+            yield f"{where}: it is judged differently now; run again, or delivermem judge"
         elif (plan.walk is not None and line["status"] != "not_applicable") or line.get("steps"):
             trouble = _readable(plan, line.get("steps"))
             if trouble:

@@ -12,10 +12,10 @@ from delivermem.sizing import Grid, grid_of
 from delivermem.special_tokens import BREAK
 
 GRIDS: dict[str, Grid] = {
-    r"qwen-?3(\.\d)?-?vl": Grid(32, 64, 16384),
-    r"qwen-?2(\.5)?-?vl": Grid(28, 4, 16384),
+    r"qwen-?3-?vl": Grid(32, 65536 // 32**2, 16777216 // 32**2),
+    r"qwen-?2(\.5)?-?vl": Grid(28, 3136 // 28**2, 12845056 // 28**2),
 }
-"""Patterns of names and the grid of their published image processors."""
+"""Patterns of names, and how their published image processors read pictures: the least and the most pixels."""
 CONTROL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|</?s>|<(?:bos|eos|pad|image|video|img|IMG_CONTEXT|start_of_turn|end_of_turn|start_of_image)>"
     r"|\[/?INST\]|\[IMG\]"
