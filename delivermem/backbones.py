@@ -50,7 +50,9 @@ class Backbone(Protocol):
     it goes and gives each one's place and answer, in any order."""
 
     name: str
-    identity: dict[str, Any]
+
+    @property
+    def identity(self) -> dict[str, Any]: ...
 
     def answer(self, prompts: Iterable[Prompt]) -> Iterator[tuple[int, Answer]]: ...
 

@@ -140,6 +140,69 @@ def fetch(
         _refuse(error)
 
 
+@app.command()
+def judge(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark with a judge: memlens-32k …")],
+    backbone: Annotated[str, typer.Option(help="As its folder of answers is called, or the model's name.")],
+    url: Annotated[str, typer.Option(help="The server of the judge, such as http://localhost:8000/v1.")] = "",
+    model: Annotated[
+        str, typer.Option(help="As the server calls it; default: the benchmark's own judge.")
+    ] = "",
+    experiment: Annotated[str, typer.Option(help="The answers of one experiment alone.")] = "",
+    conditions: Annotated[str, typer.Option(help="Some of the conditions, by commas.")] = "",
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls in flight.")] = 8,
+    closed: Annotated[bool, typer.Option(help="The released settings for a hosted, closed model.")] = False,
+    local: Annotated[
+        bool, typer.Option("--local-judge", help="By exact match, for smoke runs: not canonical.")
+    ] = False,
+    released_scoring: Annotated[
+        bool, typer.Option(help="Two states, as the released code: no verdict counts as wrong.")
+    ] = False,
+    outputs: Outputs = None,
+    fresh: Annotated[bool, typer.Option(help="Ask again, whatever is cached.")] = False,
+) -> None:
+    """Have answers judged by the benchmark's judge, each distinct one once; goes on where it was stopped."""
+    from delivermem import memlens_judge, verdicts
+
+    try:
+        verdicts.judge_answers(
+            benchmark,
+            backbone,
+            url=url,
+            model=model or memlens_judge.MODEL,
+            experiment=experiment or None,
+            conditions=[name.strip() for name in conditions.split(",") if name.strip()] or None,
+            outputs=outputs,
+            concurrency=concurrency,
+            closed=closed,
+            local=local,
+            released_scoring=released_scoring,
+            fresh=fresh,
+            say=_say,
+        )
+    except (ValueError, OSError) as error:
+        _refuse(error)
+
+
+@app.command()
+def csv(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark of errands: dmv-5, mini-errand-10 …")],
+    backbone: Annotated[str, typer.Option(help="As its folder of answers is called.")],
+    outputs: Outputs = None,
+    to: Annotated[
+        Path | None, typer.Option(help="The folder of the files; default: results/<benchmark>/<backbone>.")
+    ] = None,
+) -> None:
+    """Write DMV-Bench's own two tables of an errand's answers: a line a probe, and a line a system."""
+    from delivermem import dmv_csv
+
+    try:
+        for path in dmv_csv.write(benchmark, backbone, outputs=outputs, to=to):
+            _say(str(path))
+    except (ValueError, OSError) as error:
+        _refuse(error)
+
+
 def _say(text: str) -> None:
     typer.echo(text)
     sys.stdout.flush()

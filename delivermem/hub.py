@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from delivermem import pins
 from delivermem.benchmarks import memlens, memlens_store, released
-from delivermem.pins import DMV, DMV_IMAGES, MEMLENS, MEMLENS_CODE
+from delivermem.pins import DMV, DMV_IMAGES, MEMLENS
 from delivermem.progress import Clock
 from delivermem.runs import data_dir
 
@@ -154,6 +155,8 @@ def fetch_dmv(*, source: Path | None = None, say: Say = print) -> Path:
         _copy(path, place / "images" / "with_cue" / path.relative_to(cued))
         clock.tick(done, len(files))
     if source is not None:
+        for path in sorted(source.rglob("_caption_cache.json"))[:1]:
+            _copy(path, place / path.name)
         for folder in ("trees", "trajectories"):
             for path in sorted(source.rglob(f"{folder}/*.json")):
                 _copy(path, place / folder / path.name)
@@ -165,7 +168,7 @@ def fetch_dmv(*, source: Path | None = None, say: Say = print) -> Path:
 def fetch_judge(*, source: Path | None = None, say: Say = print) -> Path:
     """MemLens's released evaluation code, by git at the pinned commit, verified. source: a clone to take it from."""
     place = released.folder()
-    url, commit = MEMLENS_CODE
+    url, commit = pins.MEMLENS_CODE
     _cloned(str(source) if source else url, commit, place, (), say)
     released.verified(place, commit)
     say(f"memlens-judge is ready in {place}, at {commit[:12]}")
@@ -193,7 +196,7 @@ def _streamed(repo: str, commit: str, length: str) -> Iterator[Mapping[str, Any]
 
     try:
         yield from datasets.load_dataset(repo, length, revision=commit, split="train", streaming=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the hub's client raises what its transport does
         raise _unreachable(f"{repo} at {commit[:12]}", error) from None
 
 
@@ -211,7 +214,7 @@ def _given(source: Path | None, repo: str, commit: str, name: str) -> Path:
 
     try:
         return Path(huggingface_hub.hf_hub_download(repo, name, repo_type="dataset", revision=commit))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the hub's client raises what its transport does
         raise _unreachable(f"{name} of {repo} at {commit[:12]}", error) from None
 
 
@@ -224,7 +227,7 @@ def _snapshot(repo: str, commit: str | None, pattern: str) -> tuple[Path, str]:
         found = huggingface_hub.snapshot_download(
             repo, repo_type="dataset", revision=revision, allow_patterns=pattern
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the hub's client raises what its transport does
         raise _unreachable(repo, error) from None
     return Path(found), revision
 
@@ -234,7 +237,7 @@ def _sizes(repo: str, commit: str, names: Iterable[str]) -> dict[str, int]:
 
     try:
         info = huggingface_hub.HfApi().dataset_info(repo, revision=commit, files_metadata=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the hub's client raises what its transport does
         raise _unreachable(f"{repo} at {commit[:12]}", error) from None
     return {s.rfilename: s.size or 0 for s in info.siblings or () if s.rfilename in set(names)}
 

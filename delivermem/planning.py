@@ -159,7 +159,7 @@ def plan_text(
     k = experiments.default_k(benchmark) if k is None else k
     data, absent = _at_hand(benchmark)
     missing = [absent] if absent else []
-    root = (outputs or runs.data_dir() / "outputs") / benchmark / (model.name if model else "")
+    root = (outputs or runs.data_dir() / "outputs") / benchmark / (model.name if model else "none")
     held = {} if fresh or model is None else runner.kept(root, arms)
     lines = [f"{experiment} on {benchmark} with {named}, K = {k}, at most {max_new_tokens} tokens a reply"]
     size = MODELS.get(named.partition("@")[0])

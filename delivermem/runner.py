@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
 from delivermem import agent, benchmarks, controls, judges, retrieval, runs, verdicts
+from delivermem.arms import ranked, records_of, words_of
 from delivermem.backbones import Backbone
-from delivermem.benchmarks import memlens, released
+from delivermem.benchmarks import memlens
 from delivermem.benchmarks.storefront import Storefront
 from delivermem.delivery import deliver
-from delivermem.experiments import Condition, chosen, default_k, find
+from delivermem.experiments import Condition, by_sight, chosen, default_k, find
 from delivermem.pictures import PictureError
 from delivermem.progress import Clock
 from delivermem.records import Answer, Layout, Prompt, Question, Record, Verdict
@@ -59,7 +60,7 @@ def plan(
     for question in benchmark.questions[:limit]:
         for condition in conditions:
             wanted = condition.k or k
-            records = _records(
+            records = records_of(
                 benchmark, question, condition, wanted, seed, known.get((condition.name, question.id))
             )
             prompt, trouble, walk = None, f"{condition.control} can't be had here", None
@@ -107,29 +108,6 @@ def plan(
             yield Plan(question, condition, prompt, trouble, line, walk, judge)
 
 
-def _records(
-    benchmark: benchmarks.Benchmark,
-    question: Question,
-    condition: Condition,
-    k: int,
-    seed: int,
-    ids: Sequence[str] | None,
-) -> tuple[Record, ...]:
-    if condition.asks == "everything":
-        return tuple(question.memory)
-    if ids is not None:
-        return tuple(question.memory[name] for name in ids)
-    if condition.asks == "errand":
-        question = replace(question, text=agent.query(question.text, agent.HOME))
-    return retrieval.rank(condition.ranker, question, k, seed=seed, beside_gold=benchmark.ranker)
-
-
-def words_of(benchmark: benchmarks.Benchmark) -> released.Words | None:
-    """The words in which a model is asked that reads everything: on MemLens the released evaluator's, else our own. Raises
-    released.CheckoutError where its checkout is not there."""
-    return released.words() if benchmark.judge == "memlens" else None
-
-
 def delivered_by(
     benchmark: benchmarks.Benchmark,
     question: Question,
@@ -160,8 +138,7 @@ def errand(
 
     def at(url: str) -> Prompt | None:
         if url not in known:
-            asked = replace(question, text=agent.query(question.text, url))
-            known[url] = retrieval.rank(condition.ranker, asked, k, seed=seed, beside_gold=benchmark.ranker)
+            known[url] = ranked(benchmark, question, condition, k, seed, url)
         return delivered_by(benchmark, question, condition, known[url] or (), seed, "text-first")
 
     return agent.Walk(shop_of(benchmark).cue(question.answer), at)
@@ -204,10 +181,12 @@ def run(
     for note in data.notes:
         say(f"note: {note}")
     about = dict(benchmark=data.name, revision=data.revision, backbone=backbone.identity, k=k, seed=seed)
-    if retrieval.BY_SIGHT & {data.ranker, *(arm.ranker for arm in arms)}:
+    if by_sight(arms, data.ranker):
         from delivermem import dense
 
-        about["encoder"] = dense.encoder().identity
+        about["encoder"] = dense.stated(
+            {data.ranker, *(a.ranker for a in arms)}, data.encoder, data.text_encoder
+        )
     root = (outputs or runs.data_dir() / "outputs").resolve() / benchmark / backbone.name
     total, clock, asked = len(data.questions[:limit]) * len(arms), Clock(say), set[str]()
     planned = partial(plan, data, identity=backbone.identity, k=k, seed=seed, limit=limit, folder=root)

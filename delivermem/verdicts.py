@@ -142,6 +142,11 @@ def judge_answers(
     if concurrency < 1:
         raise JudgeError(f"concurrency={concurrency}: give 1 or more")
     root = _folder(outputs or runs.data_dir() / "outputs", benchmark, backbone)
+    made_on = json.loads((root / "manifest.json").read_text(encoding="utf-8")).get("revision")
+    if made_on != data.revision:
+        raise JudgeError(
+            f"{root}: made on {benchmark} {made_on}, which is now {data.revision}; move that folder away and run again"
+        )
     grid = experiments.chosen(experiments.find(experiment), conditions) if experiment else ()
     wanted = {arm.name for arm in grid} or {*(conditions or ())}
     judge = None if local else Judge(model, CLOSED if closed else SETTINGS)

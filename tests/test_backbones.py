@@ -353,7 +353,7 @@ def test_a_hub_model_is_its_pinned_revision_and_its_name_fits_a_folder():
     assert model.identity["generation"]["max_new_tokens"] == 9
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-VL-8B-Instruct@main"])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-VL-9B-Instruct", "Qwen/Qwen3-VL-8B-Instruct@main"])
 def test_a_hub_model_without_its_revision_is_refused(name):
     with pytest.raises(backbones.BackboneError, match="pin the hub revision"):
         backbones.load(name)

@@ -27,7 +27,7 @@ def _call(*words):
         (["run", "decompositon"], "decomposition"),
         (["run", "decomposition", "--benchmark", "memlense"], "mini-memlens"),
         (["run", "decomposition", "--backbone", "no-such-model"], "tiny-qwen3-vl"),
-        (["run", "decomposition", "--backbone", "Qwen/Qwen3-VL-8B-Instruct"], "pin the hub revision"),
+        (["run", "decomposition", "--backbone", "Qwen/Qwen3-VL-9B-Instruct"], "pin the hub revision"),
         (["run", "decomposition", "--conditions", "gold-pixel"], "gold-pixels"),
         (["figures", "77"], "no notebook '77'"),
     ],

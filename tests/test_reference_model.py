@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delivermem import agent, backbones, dense, experiments, granularity, runner, runs
+from delivermem import agent, backbones, benchmarks, dense, experiments, granularity, runner, runs
 from delivermem.benchmarks import load, mini, shop
 from delivermem.delivery import Decisions, deliver
 from delivermem.retrieval import rank

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from delivermem.pins import MEMLENS_CODE
+from delivermem import pins
 from delivermem.runs import data_dir
 
 
@@ -35,9 +35,9 @@ def folder() -> Path:
     return data_dir() / "benchmarks" / "memlens-judge"
 
 
-def verified(checkout: Path | None = None, commit: str = MEMLENS_CODE[1]) -> Path:
-    """The checkout, at that commit and unchanged; anything else is a CheckoutError that says how to have it."""
-    place = checkout or folder()
+def verified(checkout: Path | None = None, commit: str | None = None) -> Path:
+    """The checkout, at that commit (default: the pinned one) and unchanged; anything else is a CheckoutError that says how to have it."""
+    place, commit = checkout or folder(), commit or pins.MEMLENS_CODE[1]
     cure = "fetch it with: delivermem fetch memlens-judge"
     if not (place / ".git").exists():
         raise CheckoutError(f"{place}: MemLens's released evaluation code is not there; {cure}")
@@ -60,7 +60,7 @@ def git(place: Path | None, *words: str) -> str:
     return done.stdout.strip()
 
 
-def words(checkout: Path | None = None, commit: str = MEMLENS_CODE[1]) -> Words:
+def words(checkout: Path | None = None, commit: str | None = None) -> Words:
     """The evaluator's own words, read from its source without running it."""
     path = verified(checkout, commit) / "data.py"
     wanted = ("SYSTEM_TEMPLATE", "QUESTION_TEMPLATE", "INSTRUCTION_DEFAULT")
