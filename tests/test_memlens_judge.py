@@ -112,11 +112,10 @@ class Fake:
     """A backbone that answers by a table of question to reply."""
 
     name = "org--fake"
+
     def __init__(self, says=None):
         self.says = says or {}
-        self.identity = dict(
-            model="org/fake", revision="1", dtype="float32", generation={"temperature": 0}
-        )
+        self.identity = dict(model="org/fake", revision="1", dtype="float32", generation={"temperature": 0})
 
     def answer(self, prompts):
         for i, prompt in enumerate(prompts):
