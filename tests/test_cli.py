@@ -42,6 +42,7 @@ def test_run_status_and_verify(tmp_path, small_benchmark, monkeypatch):
     monkeypatch.setattr("delivermem.backbones.load", lambda name, **_: Fake(name))
     where = ["--outputs", str(tmp_path)]
     assert "no answers yet" in _call("status", *where).stdout
+    monkeypatch.setattr("delivermem.backbones.locate", lambda name: (name, None, tmp_path))
     ask = ["run", "decomposition", "--benchmark", "small", "--backbone", "fake", "--k", "3", *where]
     assert "24 to be had" in _call(*ask, "--dry-run").stdout and not list(tmp_path.iterdir())
     result = _call(*ask)

@@ -342,7 +342,7 @@ def test_no_verdict_is_never_wrong_blocks_the_number_and_is_asked_for_again(aske
     assert asked_of_it == (1 if trouble == "unread" else 3)
     answers = runs.load("decomposition")
     with pytest.raises(ValueError, match="run: delivermem judge small --backbone org--fake"):
-        stats.decomposition(answers, seed=0)
+        stats.paired_term(answers, *ARMS, rng=np.random.default_rng(0))
     server.script, count = score_of, len(server.seen)
     assert _judge(server)["unjudged"] == 0 and len(server.seen) == count + 1
     assert _lines()["q2"]["verdict"] == "wrong"
