@@ -210,8 +210,13 @@ class Setting:
         states = [state_of(s, v) for s, v in zip(table["status"], table["verdict"], strict=True)]
         waiting, failed = states.count("unjudged"), states.count("failed")
         self.open[experiment] = waiting + failed
+        cures = sorted({*awaiting(table).values()}) or ["the same run again"]
+        if waiting + failed == len(states):
+            raise RunError(
+                f"{experiment}: of {len(states)} answers of {self.name} {waiting} have no verdict and {failed} failed, so there is "
+                f"nothing to draw; run this again after: {' and '.join(cures)}"
+            )
         if self.open[experiment] and not self.embedded:
-            cures = sorted({*awaiting(table).values()}) or ["the same run again"]
             self.say(
                 f"{experiment}: of {len(states)} answers {waiting} have no verdict and {failed} failed; they leave their pairs, "
                 f"and no number is recorded until they are settled: {' and '.join(cures)}"

@@ -267,23 +267,44 @@ def figures(
     numbers: Annotated[
         list[str] | None, typer.Argument(help="Notebook numbers; default: all below 90.")
     ] = None,
+    benchmark: Annotated[str, typer.Option(help="Draw another one's answers: memlens-32k, dmv-5 …")] = "",
+    backbone: Annotated[str, typer.Option(help="Draw another model's answers, named as for run.")] = "",
+    engine: Annotated[str, typer.Option(help="As for run; the server's address in OPENAI_BASE_URL.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N questions only.")] = None,
+    regenerate: Annotated[bool, typer.Option(help="Ask for what is missing first.")] = False,
 ) -> None:
-    """Execute the notebooks from the cached answers: figures, tables and numbers anew."""
-    from delivermem import notebooks, readme
+    """Execute the notebooks from the cached answers: figures, tables and numbers anew. With options, copies of them are
+    written to figures/<benchmark>--<backbone>."""
+    from delivermem import answers, notebooks, readme
 
+    given: dict[str, Any] = dict(
+        benchmark=benchmark, backbone=backbone, engine=engine, limit=limit, regenerate=regenerate
+    )
+    given = {name: value for name, value in given.items() if value}
     try:
         paths = notebooks.find(numbers or ())
+        place = answers.Setting(**given).figures
+        if given and not place:
+            raise ValueError("the embedded answers are made anew by: delivermem run EXPERIMENT --fresh")
     except ValueError as error:
         _refuse(error)
+    failed = []
     for path in paths:
         started = time.monotonic()
         try:
-            aside = notebooks.execute(path)
+            aside = notebooks.render(path, place / path.name, **given) if place else notebooks.execute(path)
         except notebooks.NotebookError as error:
-            _refuse(error, 1)
-        _say(f"{path.name}: {time.monotonic() - started:.0f} s")
+            if not place:
+                _refuse(error, 1)
+            failed.append(str(error))
+            continue
+        _say(f"{place / path.name if place else path.name}: {time.monotonic() - started:.0f} s")
         if aside:
             typer.echo(aside, err=True)
+    if failed:
+        _refuse(RuntimeError("\n".join(failed)), 1)
+    if place:
+        return
     try:
         readme.refresh()
     except (ValueError, OSError) as error:

@@ -162,7 +162,8 @@ def contrasts(
             for row, adjusted in zip(family, holm([row[p] for row in family]), strict=True):
                 row[f"{p}_holm"] = adjusted
         rows += family
-    return pd.DataFrame(rows)
+    own = ("name", "treated", "control", *PairedTerm._fields, "p_holm", "p_cluster_holm")
+    return pd.DataFrame(rows, columns=[*SETTING, *own])
 
 
 def accuracy(
