@@ -65,7 +65,7 @@ class Setting:
             raise ValueError(
                 f"benchmark {whole!r} is unknown; choose {EMBEDDED}, or one of {', '.join(benchmarks.known())}"
             )
-        self._models: dict[tuple[str, int], backbones.Backbone] = {}
+        self._models: dict[tuple[str, int, int | None], backbones.Backbone] = {}
         self._done: set[str] = set()
 
     @property
@@ -243,15 +243,18 @@ class Setting:
             colab.keep()
 
     def model(self, experiment: str, name: str) -> backbones.Backbone:
-        """The backbone, loaded when it first answers, and once for all experiments with replies of one length."""
-        key = (self.model_of(experiment), experiments.longest(experiment, name))
+        """The backbone as `delivermem run` takes it, loaded when it first answers, and once for all that share its settings."""
+        longest, most = experiments.longest(experiment, name), experiments.image_tokens(name)
+        key = (self.model_of(experiment), longest, most)
         if key not in self._models:
             url = os.environ.get(SERVER) if self.engine in ("openai", "ray") else None
             if self.engine == "openai" and not url:
                 raise backbones.BackboneError(
                     f"engine openai needs a server's address in {SERVER}, such as http://localhost:8000/v1"
                 )
-            self._models[key] = backbones.load(key[0], engine=self.engine, url=url, max_new_tokens=key[1])
+            self._models[key] = backbones.load(
+                key[0], engine=self.engine, url=url, max_new_tokens=longest, image_tokens=most
+            )
         return self._models[key]
 
     def live(self, experiment: str) -> backbones.Backbone | None:

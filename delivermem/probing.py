@@ -107,7 +107,7 @@ class Probe:
     def look(self, prompts: Sequence[Prompt]) -> None:
         """Make the checks that these prompts need and that were not made yet. BackboneError names what is wrong.
 
-        Five small requests for the first prompts with pictures, up to sixteen more where the model does not tell the probe's
+        Up to seven small requests for the first prompts with pictures, up to sixteen more where the model does not tell the probe's
         pictures apart; four of the size of the longest prompt, or of its halves, whenever a longer one comes.
         """
         if not prompts:
@@ -166,30 +166,28 @@ class Probe:
             ) from None
 
     def _order(self, prompts: Sequence[Prompt]) -> None:
-        """A prompt of pictures between texts, against the same with all pictures first, and with all last: where a server
-        moves pictures, one of these is the very same input, of as many tokens and with the same reply."""
+        """A prompt of pictures between texts, against the same with all pictures first: to a server that moves pictures,
+        wherever to, the two are one input, of as many tokens and with the same reply."""
         first, second = (Slot("", "", image) for image in test_pictures())
         mixed: list[Block] = [CUT[0], first, CUT[1], second, *CUT[2:]]
         base, again = self.ask(mixed), self.ask(mixed)
         self._counts = base.tokens is not None and base.tokens == again.tokens
         self._noise, self._steady = base.apart(again), base.text == again.text
-        for front, where in ((True, "before"), (False, "after")):
-            pairs = self._pairs(mixed, base, prompts, front)
-            if not any(self._differ(one, other) for one, other in pairs):
-                raise BackboneError(
-                    f"the server at {self.server.url} seems to move pictures {where} all text; keep them in their places "
-                    "(vLLM: --chat-template-content-format openai)"
-                )
+        if not any(self._differ(one, other) for one, other in self._pairs(mixed, base, prompts)):
+            raise BackboneError(
+                f"the server at {self.server.url} seems to move pictures out of their places in the text; keep them there "
+                "(vLLM: --chat-template-content-format openai)"
+            )
 
     def _pairs(
-        self, mixed: Sequence[Block], base: Heard, prompts: Sequence[Prompt], front: bool
+        self, mixed: Sequence[Block], base: Heard, prompts: Sequence[Prompt]
     ) -> Iterator[tuple[Heard, Heard]]:
-        """Replies to prompts as they are and with their pictures moved: the probe's own, then some of the run's."""
-        yield base, self.ask(moved(mixed, front))
+        """Replies to prompts as they are and with their pictures first: the probe's own, then some of the run's."""
+        yield base, self.ask(pictures_first(mixed))
         for prompt in prompts:
             blocks = prompt.parts
-            if moved(blocks, front) != blocks:
-                yield self._both(prompt, blocks, moved(blocks, front))
+            if pictures_first(blocks) != blocks:
+                yield self._both(prompt, blocks, pictures_first(blocks))
 
     def _both(self, prompt: Prompt, one: Sequence[Block], other: Sequence[Block]) -> tuple[Heard, Heard]:
         most = self.server.max_new_tokens
@@ -268,11 +266,9 @@ class Probe:
             )
 
 
-def moved(blocks: Sequence[Block], front: bool) -> list[Block]:
-    """The blocks with all pictures first, or last."""
-    shown: list[Block] = [block for block in blocks if isinstance(block, Slot)]
-    said: list[Block] = [block for block in blocks if isinstance(block, str)]
-    return shown + said if front else said + shown
+def pictures_first(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks, all pictures before all text."""
+    return sorted(blocks, key=lambda block: isinstance(block, str))
 
 
 def halves(block: Block) -> list[Block]:
