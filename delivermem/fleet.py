@@ -109,7 +109,8 @@ class RayBackbone:
                 raise BackboneError(
                     f"workers={size}, but the cluster has {gpus} GPUs; give as many, or fewer"
                 )
-            yield from self._streamed(ray, first, blocks, size, bool(gpus))
+            begun = [first, *islice(blocks, size - 1)]  # no worker for which there is no block
+            yield from self._streamed(ray, begun, blocks, len(begun), bool(gpus))
 
     def _blocks(self, prompts: Iterable[Prompt]) -> Iterator[list[tuple[int, Prompt]]]:
         numbered = enumerate(prompts)
@@ -119,7 +120,7 @@ class RayBackbone:
     def _streamed(
         self,
         ray: Any,
-        first: list[tuple[int, Prompt]],
+        begun: list[list[tuple[int, Prompt]]],
         rest: Iterator[list[tuple[int, Prompt]]],
         size: int,
         on_gpu: bool,
@@ -133,7 +134,7 @@ class RayBackbone:
         def draw() -> None:
             nonlocal drawn
             try:
-                for block in chain([first], rest):
+                for block in chain(begun, rest):
                     drawn += len(block)
                     _put(line, block, over)
             except BaseException as error:

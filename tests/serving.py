@@ -157,7 +157,7 @@ class Scripted:
         made = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
             def _send(self, reply: Reply) -> None:
                 text = json.dumps(reply.body).encode()
