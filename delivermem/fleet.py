@@ -22,8 +22,8 @@ from delivermem.records import Answer, Prompt
 
 BLOCK = 2
 """Batches of a worker that travel together."""
-AHEAD = 2
-"""Blocks for each worker that are drawn and wait."""
+AHEAD = 4
+"""Blocks for each worker that are drawn and not yet answered."""
 TRIES = 3
 """How often a worker may be lost and started again, on average."""
 PATIENCE = 0.2
@@ -127,7 +127,8 @@ class RayBackbone:
     ) -> Iterator[tuple[int, Answer]]:
         from ray.util.queue import Queue
 
-        line = Queue(maxsize=AHEAD * size, actor_options=dict(num_cpus=0))
+        line = Queue(actor_options=dict(num_cpus=0))
+        room = threading.Semaphore(AHEAD * size)  # Ray itself would read hundreds of prompts ahead
         over, trouble = threading.Event(), []
         drawn = answered = 0
 
@@ -135,13 +136,16 @@ class RayBackbone:
             nonlocal drawn
             try:
                 for block in chain(begun, rest):
+                    while not room.acquire(timeout=PATIENCE):
+                        if over.is_set():
+                            return
                     drawn += len(block)
-                    _put(line, block, over)
+                    line.put(block)
             except BaseException as error:
                 trouble.append(error)
             finally:
                 with suppress(ray.exceptions.RayError):
-                    _put(line, None, over)
+                    line.put(None)
 
         hand = threading.Thread(target=draw, name="draws prompts", daemon=True)
         hand.start()
@@ -150,6 +154,7 @@ class RayBackbone:
         rows = _answers(ray, line, work, size, on_gpu)
         try:
             for row in rows:
+                room.release()
                 for i, answer in row["answers"]:
                     answered += 1
                     yield i, Answer(**answer)
@@ -166,16 +171,6 @@ class RayBackbone:
             raise BackboneError(
                 f"Ray lost {drawn - answered} of {drawn} prompts; run again, the rest is kept"
             )
-
-
-def _put(line: Any, block: list[tuple[int, Prompt]] | None, over: threading.Event) -> None:
-    """Into the queue as soon as there is room, unless all is over."""
-    from ray.util.queue import Full
-
-    while not over.is_set():
-        with suppress(Full):
-            line.put(block, timeout=PATIENCE)
-            return
 
 
 def _answers(

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 import serving
 from serving import TINY
 from typer.testing import CliRunner
@@ -58,6 +59,22 @@ def _workers():
     return found
 
 
+def test_a_run_goes_on_with_another_engine_where_one_stopped(tmp_path):
+    """Without a Ray of the user's: one is started for the run, and stopped."""
+    assert not ray.is_initialized()
+    words = ["run", "decomposition", "--backbone", "tiny-qwen3-vl-2", "--outputs", str(tmp_path)]
+    first = CliRunner().invoke(app, [*words, "--limit", "2"])
+    assert first.exit_code == 0, first.output
+    kept = {path: path.read_text() for path in tmp_path.rglob("*.jsonl")}
+    second = CliRunner().invoke(app, [*words, "--limit", "4", "--engine", "ray", "--workers", "2"])
+    assert second.exit_code == 0, second.output
+    rows = json.loads(CliRunner().invoke(app, ["status", "--json", "--outputs", str(tmp_path)]).stdout)
+    assert len(rows) == 6 and all((row["answers"], row["failed"]) == (4, 0) for row in rows)
+    assert all(path.read_text().startswith(said) for path, said in kept.items())
+    assert "answers verified" in CliRunner().invoke(app, ["verify", "--outputs", str(tmp_path)]).output
+    assert not ray.is_initialized()
+
+
 def test_two_workers_answer_as_the_transformers_engine_does(cluster, expected):
     backbone = _ray()
     assert backbone.identity == backbones.load(TINY, max_new_tokens=12).identity
@@ -92,13 +109,14 @@ def test_prompts_are_drawn_as_they_are_answered(cluster):
 
     replies = _ray().answer(prompts())
     next(replies)
-    at_first = len(drawn)
+    time.sleep(2)
+    ahead = (
+        (2 * fleet.AHEAD + 2) * fleet.BLOCK * 2
+    )  # for two workers, with what is at hand and what was answered
+    assert len(drawn) <= ahead < 60  # of 480
     replies.close()
     time.sleep(0.5)
-    assert at_first < 200 and len(drawn) < 250  # of 480; and none after the caller stopped
-    later = len(drawn)
-    time.sleep(0.5)
-    assert len(drawn) == later
+    assert len(drawn) <= ahead
 
 
 def test_prompts_that_stop_with_an_error_pass_it_on(cluster):
@@ -144,20 +162,3 @@ def test_more_workers_than_gpus_and_settings_that_make_no_sense_are_refused():
     ):
         with pytest.raises(BackboneError, match=says):
             _ray(**wrong)
-
-
-def test_a_run_goes_on_with_another_engine_where_one_stopped(tmp_path):
-    """Without a Ray of the user's: one is started for the run, and stopped."""
-    words = ["run", "decomposition", "--backbone", "tiny-qwen3-vl-2", "--outputs", str(tmp_path)]
-    first = CliRunner().invoke(app, [*words, "--limit", "2"])
-    assert first.exit_code == 0, first.output
-    kept = {path: path.read_text() for path in tmp_path.rglob("*.jsonl")}
-    second = CliRunner().invoke(app, [*words, "--limit", "4", "--engine", "ray", "--workers", "2"])
-    assert second.exit_code == 0, second.output
-    rows = json.loads(CliRunner().invoke(app, ["status", "--json", "--outputs", str(tmp_path)]).stdout)
-    assert len(rows) == 6 and all((row["answers"], row["failed"]) == (4, 0) for row in rows)
-    assert all(path.read_text().startswith(said) for path, said in kept.items())
-    assert "answers verified" in CliRunner().invoke(app, ["verify", "--outputs", str(tmp_path)]).output
-    import ray
-
-    assert not ray.is_initialized()
