@@ -34,7 +34,7 @@ def rate(prompts: list[Prompt], workers: int, batch: int, skip: int) -> tuple[fl
 
 def main() -> None:
     take = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    take.add_argument("--count", type=int, default=384, help="prompts")
+    take.add_argument("--count", type=int, default=768, help="prompts")
     take.add_argument("--batch", type=int, default=4)
     take.add_argument("--skip", type=int, default=64, help="answers before the clock starts")
     take.add_argument("--turns", type=int, default=3)
