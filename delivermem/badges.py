@@ -23,7 +23,9 @@ CLONE = """\
 """
 NO_CLONE = """\
     if not clone.exists():
-        raise FileNotFoundError(f"no public address of this repository is known here: put a clone of it at {clone}")
+        raise FileNotFoundError(
+            f"no public address of this repository is known here: put a clone of it at {clone}"
+        )
 """
 SET_UP = """\
 import sys
