@@ -238,6 +238,7 @@ class Setting:
             else:
                 longest = experiments.longest(experiment, name)
                 about: dict[str, Any] = dict(model=model, limit=self.limit, outputs=self.outputs)
+                about |= dict(url=os.environ.get(SERVER, ""))
                 self.say(planning.plan_text(experiment, name, named, max_new_tokens=longest, **about))
             runner.run(experiment, benchmark=name, backbone=model, **wanted)
             colab.keep()

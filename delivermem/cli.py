@@ -89,12 +89,13 @@ def run(
             max_new_tokens=longest,
         )
         if dry_run:
-            model = None if engine == "openai" or url else backbones.load(named, **common)
+            server: dict[str, Any] = dict(engine="openai", url=url) if engine == "openai" or url else {}
             plan = planning.plan_text(
                 experiment,
                 benchmark,
                 named,
-                model=model,
+                model=backbones.load(named, **server, **common),
+                url=url,
                 quantization=quantization,
                 max_new_tokens=longest,
                 fresh=fresh,

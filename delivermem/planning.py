@@ -141,6 +141,7 @@ def plan_text(
     named: str,
     *,
     model: backbones.Backbone | None = None,
+    url: str = "",
     quantization: str = "",
     max_new_tokens: int,
     fresh: bool = False,
@@ -150,6 +151,7 @@ def plan_text(
     outputs: Path | None = None,
 ) -> str:
     """The whole plan of a run in plain sentences. model: the backbone whose cached answers count, unloaded; None: none do.
+    url: of the server that has the model, which is asked what it serves; weights and GPU are its own.
 
     Raises ValueError for an unknown experiment, condition or benchmark; what is merely not here yet is part of the plan.
     """
@@ -161,6 +163,9 @@ def plan_text(
     missing = [absent] if absent else []
     root = (outputs or runs.data_dir() / "outputs") / benchmark / (model.name if model else "none")
     held = {} if fresh or model is None else runner.kept(root, arms)
+    if url and (away := _away(model)):
+        missing.append(f"the server: {away}")
+        model = None
     lines = [f"{experiment} on {benchmark} with {named}, K = {k}, at most {max_new_tokens} tokens a reply"]
     size = MODELS.get(named.partition("@")[0])
     if data is None:
@@ -178,7 +183,9 @@ def plan_text(
     for name, load in loads.items():
         steps = f", at most {load.steps} steps each" if load.steps > 1 else ""
         lines.append(f"  {name}: {load.prompts} prompts{steps}, {load.text} + {load.image} tokens")
-    missing += list(_missing(named, arms, data, benchmark, quantization))
+    if not url:
+        missing += _weights(named, quantization)
+    missing += _missing(arms, data, benchmark)
     left = {name: load for name, load in loads.items() if load.prompts}
     lines += _time_by_gpu(named, size, list(left.values()), (total - cached) / max(1, total), quantization)
     if data is not None and data.notes:
@@ -278,14 +285,16 @@ def _words(prompt: Prompt) -> int:
     return len(prompt.text) // 4
 
 
-def _missing(
-    named: str,
-    arms: Sequence[Condition],
-    data: benchmarks.Benchmark | None,
-    benchmark: str,
-    quantization: str,
-) -> Iterator[str]:
-    """What a run would lack on this machine, a sentence each with the cure."""
+def _away(model: backbones.Backbone | None) -> str:
+    """Why a server can't be asked what it serves; "" where it can."""
+    try:
+        return "" if model and model.identity else "no model was named"
+    except backbones.BackboneError as error:
+        return str(error)
+
+
+def _weights(named: str, quantization: str) -> Iterator[str]:
+    """What a model would lack on this machine, a sentence each with the cure."""
     model, revision, folder = backbones.locate(named)
     if folder is None and not _downloaded(model, str(revision)):
         size = MODELS.get(model)
@@ -295,6 +304,10 @@ def _missing(
         yield "a GPU: torch sees none here, and a model of this size takes minutes for an answer on a CPU"
     if quantization == "4bit" and not backbones.installed("bitsandbytes"):
         yield "bitsandbytes, for 4 bit: pip install bitsandbytes"
+
+
+def _missing(arms: Sequence[Condition], data: benchmarks.Benchmark | None, benchmark: str) -> Iterator[str]:
+    """What the questions would lack, likewise."""
     if benchmark.startswith("memlens-") and any(arm.asks == "everything" for arm in arms):
         try:
             released.words()
