@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from delivermem import benchmarks, notebooks, runs, shards
+from delivermem import benchmarks, hardware, notebooks, runs, shards
 from delivermem.backbones import Backbone
 
 FRONT_END = frozenset({"ipykernel", "ipywidgets", "jupyterlab", "nbclient", "nbformat"})
@@ -166,29 +166,25 @@ def preflight(
 
 
 def machine() -> str:
-    """GPU, memory, and precision, and what fits: a line a backbone known to `planning`."""
-    from delivermem import planning
-
+    """GPU, memory, and precision, and what fits: a line a backbone known to `hardware`."""
     here = gpu()
     if here is None:
         return "no GPU here (Runtime > Change runtime type lends one): the embedded models and the cached answers need none"
     dtype = "bfloat16" if here.bf16 else "float16"
     count = f"{here.count} x " if here.count > 1 else ""
     lines = [f"{count}{here.name}, {here.gib:.1f} GiB, compute {here.compute:.1f}: {dtype}"]
-    for name in planning.MODELS:
-        ways = planning.fits(name, here.gib, here.bf16)
+    for name in hardware.MODELS:
+        ways = hardware.fits(name, here.gib, here.bf16)
         lines.append(f"  {name}: {'fits in ' + ' or '.join(ways) if ways else 'does not fit'}")
     return "\n".join(lines)
 
 
 def too_small(backbone: str) -> str:
     """Why a backbone can't be run here and what can be done instead, in one sentence; "" where it can, or its size is unknown."""
-    from delivermem import planning
-
-    if backbone.partition("@")[0] not in planning.MODELS:
+    if backbone.partition("@")[0] not in hardware.MODELS:
         return ""
     here = gpu()
-    ways = {name: planning.fits(name, here.gib, here.bf16) if here else [] for name in planning.MODELS}
+    ways = {name: hardware.fits(name, here.gib, here.bf16) if here else [] for name in hardware.MODELS}
     own = ways[backbone.partition("@")[0]]
     if {*own} - {"4bit"}:
         return ""

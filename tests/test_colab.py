@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delivermem import badges, benchmarks, colab, notebooks, planning, runs, shards
+from delivermem import badges, benchmarks, colab, hardware, notebooks, runs, shards
 from delivermem.answers import Setting
 from delivermem.backbones import BackboneError
 
@@ -136,7 +136,7 @@ def test_what_fits_a_t4_is_what_memory_allows(smi):
     assert said["Qwen/Qwen3-VL-2B-Instruct"] == "fits in float16 or 4bit"
     assert said[EIGHT] == "fits in 4bit"
     assert said["Qwen/Qwen3-VL-32B-Instruct"] == "does not fit"
-    assert list(said) == list(planning.MODELS)
+    assert list(said) == list(hardware.MODELS)
     trouble = colab.too_small(EIGHT)
     assert trouble.startswith("Tesla T4 (15.0 GiB) is too small for " + EIGHT)
     assert "Qwen/Qwen3-VL-2B-Instruct" in trouble and "--quantization 4bit" in trouble and "cached" in trouble
@@ -148,7 +148,7 @@ def test_what_fits_an_l4_and_an_a100(smi):
     assert colab.too_small(EIGHT) == "" and colab.machine().splitlines()[0].endswith(": bfloat16")
     assert colab.too_small("Qwen/Qwen3-VL-32B-Instruct")
     smi(A100)
-    assert not any(colab.too_small(name) for name in planning.MODELS)
+    assert not any(colab.too_small(name) for name in hardware.MODELS)
     assert colab.too_small("someone/unheard-of") == ""
 
 

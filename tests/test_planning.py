@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from delivermem import benchmarks, experiments, hub, planning, runs
+from delivermem import benchmarks, experiments, hardware, hub, runs
 from delivermem.cli import app
-from delivermem.planning import Gpu, Load
+from delivermem.hardware import Gpu, Load
 
 QWEN3, QWEN25 = "Qwen/Qwen3-VL-{}-Instruct", "Qwen/Qwen2.5-VL-{}-Instruct"
-GPUS = {gpu.name: gpu for gpu in planning.GPUS}
+GPUS = {gpu.name: gpu for gpu in hardware.GPUS}
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_bare_machine_is_told_the_whole_plan(bare):
         (line,) = [line for line in lines if line.startswith(f"  {arm.name}: 195 prompts, ")]
         words, pictures = map(int, re.search(r"(\d+) \+ (\d+) tokens", line).groups())
         assert words > 1000 and (pictures > 0) == (arm.decisions.modality == "pixels")
-    for gpu in planning.GPUS:
+    for gpu in hardware.GPUS:
         assert re.search(rf"^  {gpu.name}: [\d.]+ (h|min) in (4bit|bfloat16)$", said, re.M)
     assert "arithmetic, not measured" in said
     missing = said[said.index("missing here:") :]
@@ -131,34 +131,34 @@ def test_a_plan_loads_no_model_and_needs_no_network(bare):
 ])  # fmt: skip
 def test_what_fits_colabs_gpus(backbone, gpu, tokens, ways):
     found = GPUS[gpu]
-    assert planning.fits(backbone, found.gib, found.bf16, tokens=tokens) == ways
-    assert planning.fits(f"{backbone}@main", found.gib, found.bf16, tokens=tokens) == ways
+    assert hardware.fits(backbone, found.gib, found.bf16, tokens=tokens) == ways
+    assert hardware.fits(f"{backbone}@main", found.gib, found.bf16, tokens=tokens) == ways
 
 
 def test_a_model_of_unknown_size_is_refused_with_the_known():
     with pytest.raises(ValueError, match=r"'someone/model' is not known here; known: Qwen/Qwen3-VL-2B"):
-        planning.fits("someone/model", 80, True)
+        hardware.fits("someone/model", 80, True)
 
 
-sizes = st.sampled_from(list(planning.MODELS.values()))
-gpus = st.sampled_from(planning.GPUS)
+sizes = st.sampled_from(list(hardware.MODELS.values()))
+gpus = st.sampled_from(hardware.GPUS)
 loads = st.builds(Load, st.integers(1, 500), st.integers(0, 30000), st.integers(0, 30000), st.integers(1, 8))
 
 
 @given(sizes, gpus, loads, loads)
 def test_hours_add_up_and_grow_with_the_work(size, gpu, one, other):
-    both = planning.hours(size, gpu, [one, other])
-    assert both == pytest.approx(planning.hours(size, gpu, [one]) + planning.hours(size, gpu, [other]))
+    both = hardware.hours(size, gpu, [one, other])
+    assert both == pytest.approx(hardware.hours(size, gpu, [one]) + hardware.hours(size, gpu, [other]))
     more = Load(one.prompts, one.text + 100, one.image, one.steps)
-    assert planning.hours(size, gpu, [more]) > planning.hours(size, gpu, [one]) > 0
+    assert hardware.hours(size, gpu, [more]) > hardware.hours(size, gpu, [one]) > 0
     faster = Gpu("faster", gpu.gib, gpu.bf16, 2 * gpu.tflops, 2 * gpu.gbs, gpu.share)
-    assert planning.hours(size, faster, [one]) == pytest.approx(planning.hours(size, gpu, [one]) / 2)
+    assert hardware.hours(size, faster, [one]) == pytest.approx(hardware.hours(size, gpu, [one]) / 2)
 
 
 def test_hours_of_one_prompt_by_hand():
     """8.8 billion parameters, 8,000 tokens: 141 Tflop and attention on 300 Tflop/s; 40 tokens at 2 bytes a parameter, 8 together."""
-    size = planning.known(QWEN3.format("8B"))
+    size = hardware.known(QWEN3.format("8B"))
     gpu = Gpu("made", 80, True, 1000, 1000, 0.3)
     prefill = (2 * 8.8e9 * 8000 + 2 * 36 * 32 * 128 * 8000**2) / 300e12
     decode = 40 * 17.6e9 / 1000e9 / 8
-    assert planning.hours(size, gpu, [Load(1, 2000, 6000)]) == pytest.approx((prefill + decode) / 3600)
+    assert hardware.hours(size, gpu, [Load(1, 2000, 6000)]) == pytest.approx((prefill + decode) / 3600)
