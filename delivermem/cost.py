@@ -43,9 +43,10 @@ def compared(answers: pd.DataFrame) -> pd.DataFrame:
     )
     both = both[(both["status"] != "not_applicable") | (both["tokens"] > 0)]
     if both.empty:
+        name = next(iter(rows["benchmark"]), next(iter(LENGTHS)))
         raise ValueError(
             f"no benchmark has answers under both {DELIVERED} and {EVERYTHING}; "
-            f"make them with: delivermem run cost --benchmark {next(iter(LENGTHS))}"
+            f"make them, of the same backbone, with: delivermem run cost --benchmark {name}"
         )
     if both.groupby(where[:2])["k"].nunique().gt(1).any():
         raise ValueError(f"condition {DELIVERED!r} has answers of several K; select one K a benchmark")

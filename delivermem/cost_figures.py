@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from delivermem import canvas
 from delivermem.canvas import INK, PALETTE, styled
 from delivermem.cost import DELIVERED, EVERYTHING, GROUPS
-from delivermem.panels import SETTING, check, span
+from delivermem.panels import SETTING, check, counted, span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +53,8 @@ def curve(spent: pd.DataFrame, *, paper: pd.DataFrame | None = None) -> Figure:
     found = [*_backbones(spent)]
     fig = canvas.figure(0.2 + 2.9 * len(found))
     for ax, (who, k, part) in zip(fig.subplots(len(found), 1, squeeze=False)[:, 0], found, strict=True):
-        n, clusters = span(part["n"]), span(part["clusters"])
-        title = f"{who}, K = {k}, n = {n} questions in {clusters} conversations a length"
+        n, clusters = counted(part["n"], "question"), counted(part["clusters"], "conversation")
+        title = f"{who}, K = {k}, n = {n} in {clusters} a length"
         ax.set_title(canvas.wrap(title, canvas.WIDTH - 0.8, 8, bold=True))
         for name, label in ((EVERYTHING, "everything"), (DELIVERED, f"delivered, K = {k}")):
             _arm(ax, part[part["condition"] == name], name, f"{label}: mean, range")
@@ -220,8 +220,8 @@ def frontier(points: pd.DataFrame) -> Figure:
     axes = fig.subplots(len(found), 1, squeeze=False)[:, 0]
     for ax, ((benchmark, backbone), part) in zip(axes, found, strict=True):
         ran = part[part["n"] > 0].sort_values("tokens")
-        n, clusters = span(ran["n"]), span(ran["clusters"])
-        title = f"{backbone} on {benchmark}, n = {n} answerable questions in {clusters} conversations"
+        n, clusters = counted(ran["n"], "answerable question"), counted(ran["clusters"], "conversation")
+        title = f"{backbone} on {benchmark}, n = {n} in {clusters}"
         ax.set_title(canvas.wrap(title, canvas.WIDTH - 0.8, 8, bold=True))
         best = ran[ran["best"]]
         label = canvas.wrap("on the frontier: no other is right as often for as few tokens", 1.7, 7)
@@ -270,4 +270,5 @@ def _backbones(table: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
             )
         ordered = part.sort_values("times")
         lengths = ordered["times"].nunique()
-        yield f"{backbone} on {ordered['benchmark'].iloc[0]} at {lengths} lengths", k, ordered
+        several = f" at {lengths} lengths" if lengths > 1 else ""
+        yield f"{backbone} on {ordered['benchmark'].iloc[0]}{several}", k, ordered

@@ -39,10 +39,10 @@ def panels(table: pd.DataFrame, *needed: str, labels: float = 1.9) -> Iterator[t
         if part.duplicated(unique).any():
             raise ValueError(f"{who}, K = {k}: the table must have one row per {' and '.join(unique)}")
         if "kind" in needed:
-            n = f"n = {span(part.groupby('condition')['n'].sum())} questions"
+            n = f"n = {counted(part.groupby('condition')['n'].sum(), 'question')}"
         else:
-            clusters = "chains" if "dmv" in benchmark else "conversations"
-            n = f"n = {span(part['n'])} questions in {span(part['clusters'])} {clusters}"
+            clusters = counted(part["clusters"], "chain" if "dmv" in benchmark else "conversation")
+            n = f"n = {counted(part['n'], 'question')} in {clusters}"
         if "left_out" in part and part["left_out"].any():
             n += f" ({span(part['left_out'])} left out)"
         yield canvas.wrap(f"{who}, {n}, K = {k}", canvas.WIDTH - labels, 8, bold=True), part
@@ -58,6 +58,12 @@ def span(counts: pd.Series[int]) -> str:
     """One number, or the least and the most."""
     low, high = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
     return str(low) if low == high else f"{low} to {high}"
+
+
+def counted(counts: pd.Series[int], noun: str) -> str:
+    """The same with what is counted, in its plural where it is not one."""
+    said = span(counts)
+    return f"{said} {noun}" if said == "1" else f"{said} {noun}s"
 
 
 def whisker(ax: Axes, row: Mapping[str, Any], y: float, color: str = INK) -> None:

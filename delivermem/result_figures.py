@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from delivermem import canvas
 from delivermem.canvas import INK, PALETTE, signed, styled
-from delivermem.panels import DIAMOND, check, span, whisker
+from delivermem.panels import DIAMOND, check, counted, span, whisker
 from delivermem.published import OVERALL
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ def _own_lengths(ax: Axes, own: pd.DataFrame) -> None:
     base = str(own["benchmark"].iloc[0])
     ax.set_xlabel(f"length (1x: {base}), n by arm")
     ax.set_ylabel(f"accuracy (% of {base}'s questions)")
-    size = span(own.groupby("times")["clusters"].max())
-    title = f"measured here: {who} on {base}, {size} conversations each, K = {k}"
+    size = counted(own.groupby("times")["clusters"].max(), "conversation")
+    title = f"measured here: {who} on {base}, {size} each, K = {k}"
     ax.set_title(canvas.wrap(title, 2.2, 8, bold=True))
     ax.legend(loc="upper left", fontsize=6.5)
 
@@ -204,7 +204,7 @@ def _own_sessions(ax: Axes, own: pd.DataFrame, *, wide: bool) -> None:
     ax.grid(axis="y")
     ax.set_xlabel("sessions in memory, J")
     ax.set_ylabel(f"right product named\n(% of {shop}'s probes)")
-    text = f"measured here: {_one(rows, 'backbone')} on {shop}, {span(rows['clusters'])} chains, "
+    text = f"measured here: {_one(rows, 'backbone')} on {shop}, {counted(rows['clusters'], 'chain')}, "
     text += f"K = {_one(rows, 'k')}"
     ax.set_title(canvas.wrap(text, 6.2 if wide else 2.8, 8, bold=True))
 
@@ -226,7 +226,7 @@ def _errands(ax: Axes, errand: pd.DataFrame) -> None:
     ax.set_xlim(0, 103)
     ax.set_xlabel("target's page reached (% of errands)")
     text = f"measured here: {_one(errand, 'backbone')}'s walks on {_one(errand, 'benchmark')}, n = "
-    text += f"{span(errand['n'])} in {span(errand['clusters'])} chains, K = {_one(errand, 'k')}"
+    text += f"{span(errand['n'])} in {counted(errand['clusters'], 'chain')}, K = {_one(errand, 'k')}"
     ax.set_title(canvas.wrap(text, 2.6, 8, bold=True))
 
 

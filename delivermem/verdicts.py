@@ -175,7 +175,8 @@ def judge_answers(
                 if new != line:
                     folder.append(new)
             folder.settle(name, list(asked_of))
-            counts.update(line["verdict"] for line in runs.read(root / f"{name}.jsonl"))
+            settled = runs.read(root / f"{name}.jsonl")
+            counts.update(x["verdict"] for x in settled if x["status"] != "not_applicable")
         folder.write_manifest({}, asked=False)
     found = {state: counts[state] for state in ("asked", "failed", "unread", "right", "wrong", "unjudged")}
     say(f"{root.name} on {benchmark}{told(root)}: " + ", ".join(f"{n} {state}" for state, n in found.items()))
