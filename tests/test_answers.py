@@ -32,7 +32,8 @@ def test_a_notebook_asks_the_very_model_that_a_run_does(experiment, benchmark, b
     assert done.exit_code == 0, done.output
     model = Setting(benchmark, backbone=backbone).model(experiment, benchmark)
     assert found == [model.identity]
-    assert found[0]["max_new_tokens"] == experiments.longest(experiment, benchmark)
+    assert found[0]["generation"]["max_new_tokens"] == experiments.longest(experiment, benchmark)
+    assert found[0].get("image_tokens") == experiments.image_tokens(benchmark)
 
 
 @pytest.mark.parametrize("wrong, says", [
