@@ -223,7 +223,7 @@ class Setting:
             )
 
     def _run(self, experiment: str) -> None:
-        from delivermem import colab, planning, runner
+        from delivermem import colab, hub, planning, runner
 
         if self.benchmark != EMBEDDED and len(self._family) > 1:
             raise ValueError(
@@ -240,6 +240,8 @@ class Setting:
                 about: dict[str, Any] = dict(model=model, limit=self.limit, outputs=self.outputs)
                 about |= dict(url=os.environ.get(SERVER, ""))
                 self.say(planning.plan_text(experiment, name, named, max_new_tokens=longest, **about))
+            whole = any(arm.asks == "everything" for arm in experiments.find(experiment).conditions)
+            hub.bring(name, whole=whole, say=self.say)
             runner.run(experiment, benchmark=name, backbone=model, **wanted)
             colab.keep()
 

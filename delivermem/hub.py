@@ -29,6 +29,28 @@ class FetchError(ValueError):
     """Something that can't be had: one sentence with what, where from and the cure."""
 
 
+def absent(benchmark: str) -> str:
+    """What fetching a published benchmark brings, with the command; "" where it is here, or is embedded."""
+    name, _, length = benchmark.removesuffix("-all").partition("-")
+    if name == "memlens" and not memlens_store.fetched(length):
+        return f"{MEMLENS_SIZES[length]} MB of questions and 219 MB of pictures; delivermem fetch memlens --length {length}"
+    if name == "dmv" and not (data_dir() / "benchmarks" / "dmv" / "source.json").exists():
+        return "a catalogue of 1 MB and 1,500 MB of pictures; delivermem fetch dmv"
+    return ""
+
+
+def bring(benchmark: str, *, whole: bool = False, say: Say = print) -> None:
+    """Fetch what a benchmark lacks here. whole: also the evaluator's words for a question to a whole conversation."""
+    name, _, length = benchmark.removesuffix("-all").partition("-")
+    if absent(benchmark):
+        fetch_memlens(length, say=say) if name == "memlens" else fetch_dmv(say=say)
+    if whole and name == "memlens":
+        try:
+            released.words()
+        except released.CheckoutError:
+            fetch_judge(say=say)
+
+
 def fetch_memlens(length: str, *, source: Path | None = None, say: Say = print) -> Path:
     """MemLens at one length: questions, the agents' subset, pictures, each picture decoded once. Returns the folder.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from delivermem import backbones, benchmarks, experiments, hub, runner, runs
-from delivermem.benchmarks import memlens_store, released
+from delivermem.benchmarks import released
 from delivermem.experiments import Condition
 from delivermem.hardware import GPUS, MODELS, Load, Size, fits, hours, weights_gib
 from delivermem.records import Prompt
@@ -54,8 +54,9 @@ def plan_text(
         benchmarks.load(benchmark)  # says which there are
     arms = experiments.chosen(experiments.find(experiment), conditions)
     k = experiments.default_k(benchmark) if k is None else k
-    data, absent = _at_hand(benchmark)
-    missing = [absent] if absent else []
+    absent = hub.absent(benchmark)
+    data = None if absent else benchmarks.load(benchmark)
+    missing = [f"the data: {absent}"] if absent else []
     root = (outputs or runs.data_dir() / "outputs") / benchmark / (model.name if model else "none")
     held = {} if fresh or model is None else runner.kept(root, arms)
     if url and (away := _away(model)):
@@ -89,23 +90,6 @@ def plan_text(
         lines.append(f"after the run {total} answers await the judge: delivermem judge {benchmark} --url …")
     lines += ["missing here:", *(f"  {what}" for what in missing)] if missing else ["nothing is missing here"]
     return "\n".join(lines)
-
-
-def _at_hand(name: str) -> tuple[benchmarks.Benchmark | None, str]:
-    """The benchmark, or why it is not here and what fetching it brings."""
-    if name in benchmarks.FETCHED:
-        place = (
-            memlens_store.folder() if name.startswith("memlens-") else runs.data_dir() / "benchmarks" / "dmv"
-        )
-        length = name.split("-")[1]
-        if name.startswith("memlens-") and not (place / f"{length}.json").exists():
-            size = hub.MEMLENS_SIZES[length]
-            return None, (
-                f"the data: {size} MB of questions and 219 MB of pictures; delivermem fetch memlens --length {length}"
-            )
-        if name.startswith("dmv-") and not (place / "source.json").exists():
-            return None, "the data: a catalogue of 1 MB and 1,500 MB of pictures; delivermem fetch dmv"
-    return benchmarks.load(name), ""
 
 
 def _guessed(

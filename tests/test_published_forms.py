@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 
@@ -11,7 +12,8 @@ import pytest
 from test_memlens_judge import PROMPTS, server  # noqa: F401 - a fixture
 from typer.testing import CliRunner
 
-from delivermem import benchmarks, notebooks, pins, runs
+from delivermem import benchmarks, hub, notebooks, pins, runs
+from delivermem.answers import Setting
 from delivermem.benchmarks import released
 from delivermem.cli import app
 
@@ -38,6 +40,7 @@ def data(tmp_path, monkeypatch):
         (tmp_path / "data" / name).symlink_to(here / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DELIVERMEM_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("DELIVERMEM_FIGURES", str(tmp_path / "figures"))
     benchmarks.load.cache_clear()
     yield tmp_path / "data"
     benchmarks.load.cache_clear()
@@ -84,10 +87,49 @@ def test_memlens_goes_through_fetch_every_experiment_the_judge_and_a_notebook(da
     call("judge", "memlens-32k", "--backbone", TINY, "--url", server.url)
     assert len(server.seen) == asked
     assert "answers verified" in call("verify")
-    to = tmp_path / "01.ipynb"
-    path = notebooks.find(["01"])[0]
-    notebooks.render(path, to, seconds=300, benchmark="memlens", length="32k", backbone=TINY, limit=3)
-    assert f"{TINY}" in to.read_text() and "memlens-32k" in to.read_text()
+    assert "judged" in drawn("memlens-32k", "01", "02", "03", "05", "06")
+
+
+def drawn(benchmark, *numbers):
+    """The text of the first notebook, after all were drawn from the answers at hand."""
+    call("figures", *numbers, "--benchmark", benchmark, "--backbone", TINY)
+    paths = [
+        runs.data_dir().parent / "figures" / f"{benchmark}--{TINY}" / path.name
+        for path in notebooks.find(numbers)
+    ]
+    assert all(TINY in path.read_text() and benchmark in path.read_text() for path in paths)
+    assert any(path.suffix == ".png" for path in paths[0].parent.iterdir())
+    return paths[0].read_text()
+
+
+def test_regenerating_brings_what_is_not_here_and_waits_for_the_judge(data, code, tmp_path, monkeypatch):
+    """One command on a bare machine: data, pictures and the evaluator's words, then answers; the verdicts are another's."""
+    source = made_memlens.make(tmp_path / "hub", images="archive")
+    for name, whence in (("fetch_memlens", source), ("fetch_judge", code)):
+        monkeypatch.setattr(hub, name, functools.partial(getattr(hub, name), source=whence))
+    said = []
+    here = Setting("memlens", "32k", TINY, limit=2, regenerate=True, say=said.append)
+    with pytest.raises(
+        runs.RunError,
+        match=r"have no verdict and 0 failed, so there is nothing to draw; .* delivermem judge memlens-32k",
+    ):
+        here.answers("cost")
+    assert any("memlens 32k is ready" in text for text in said) and any(
+        "memlens-judge is ready" in text for text in said
+    )
+    assert said.index(next(text for text in said if text.startswith("cost on memlens-32k"))) < said.index(
+        next(text for text in said if "memlens 32k is ready" in text)
+    )
+    (data / "benchmarks" / "memlens" / "images.json").unlink()  # as if the fetch had been stopped
+    assert "fetch memlens --length 32k" in hub.absent("memlens-32k")
+    said.clear()
+    with pytest.raises(runs.RunError):
+        Setting("memlens", "32k", TINY, limit=2, regenerate=True, say=said.append).answers("cost")
+    assert any("memlens 32k is ready" in text for text in said) and any(
+        "0 distinct prompts" in text for text in said
+    )
+    call("judge", "memlens-32k", "--backbone", TINY, "--local-judge")
+    assert len(Setting("memlens", "32k", TINY, limit=2).answers("cost")) == 4
 
 
 def test_dmv_goes_through_fetch_errands_the_ladder_and_its_csv(data, tmp_path, monkeypatch):
@@ -103,3 +145,4 @@ def test_dmv_goes_through_fetch_errands_the_ladder_and_its_csv(data, tmp_path, m
     assert "answers verified" in call("verify")
     printed = call("csv", "dmv-5", "--backbone", TINY)
     assert printed.count(".csv") == 2
+    drawn("dmv-5", "02", "03", "04", "06")

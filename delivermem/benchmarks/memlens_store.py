@@ -80,6 +80,15 @@ def named(length: str) -> set[str]:
     return set(_listed(length)["images"])
 
 
+def fetched(length: str) -> bool:
+    """Whether fetching a length went to its end: it is listed, and every picture that it names was looked at."""
+    looked = folder() / "images.json"
+    if not (folder() / f"{length}.json").exists() or not looked.exists():
+        return False
+    known: dict[str, Any] = json.loads(looked.read_text(encoding="utf-8"))
+    return named(length) <= known.keys()
+
+
 def check_images(length: str, say: Callable[[str], None]) -> list[str]:
     """Decode every picture that the questions of a length name, once; returns one sentence for each that can't be had.
 
